@@ -1,0 +1,155 @@
+// Package plan is the schedule in the middle of the compiler: which gradients
+// travel together, in which order on which link, released by what, and when
+// their update is applied. Policies build plans; the checker proves them; the
+// simulator and the engine execute them.
+package plan
+
+import (
+	"weft/cluster"
+	"weft/job"
+)
+
+// Version is the format version that [Write] stamps and [Read] requires.
+const Version = 1
+
+// Plan is a periodic schedule. It describes Period consecutive iterations,
+// numbered from 0, and repeats. Every rank executes the same plan.
+type Plan struct {
+	Policy string // name of the policy that built it
+	// Tensors is the fingerprint of the job's tensors (job.TensorsFingerprint);
+	// Ops that of its ops, required when Order or an op gate refers to ops.
+	Tensors, Ops string
+
+	Period int
+	// Generations partition the Period: the first starts at iteration 0, each
+	// later one where its predecessor ends, and their lengths sum to Period.
+	Generations []Generation
+
+	// Order is the compute order by lane; nil: as recorded.
+	Order [][]job.OpID
+
+	// Copies keeps the recorded library's copies into and out of buckets (one
+	// a tensor); false: gradients are reduced where they lie (bucket views).
+	Copies bool
+
+	Buckets  []Bucket
+	Programs []Program // one a link, in the order of the cluster's links
+	Updates  []Update
+
+	// What the plan states of itself; the checker proves them.
+	Buffers      int     // gradient buffers needed, the accumulating one included
+	MaxDelay     int     // over all generations and tensors
+	MaxStaleness int     //
+	UpdateRate   float64 // generations / Period
+
+	Notes []string // what the policy wants a reader to know
+}
+
+// Generation is a run of consecutive iterations whose gradients are summed
+// locally and then reduced together.
+type Generation struct {
+	First, Length int // iterations, relative to the period
+}
+
+// Last is the generation's last iteration, relative to the period.
+func (g Generation) Last() int { return g.First + g.Length - 1 }
+
+// Bucket is an ordered list of slices reduced together.
+type Bucket struct {
+	Slices []Slice
+}
+
+// Slice is Length elements of a tensor's gradient, from Offset.
+type Slice struct {
+	Tensor         job.TensorID
+	Offset, Length int64
+}
+
+// Program is the ordered transfers of one link in one period. They are
+// dispatched in this order, each as soon as its gates and the window allow;
+// the programs of successive periods follow each other.
+type Program struct {
+	Link      string
+	Window    Window
+	Transfers []Transfer
+}
+
+// Window bounds what is in flight on a link. A transfer may be dispatched
+// while fewer than Transfers transfers and fewer than Bytes bytes are
+// incomplete, so the bytes may exceed the limit by one transfer. 0: no limit.
+type Window struct {
+	Transfers int
+	Bytes     int64
+}
+
+// Transfer is one communication: of a bucket of a generation, or a repetition
+// of a collective of the job that carries no gradient (Bucket is then -1).
+type Transfer struct {
+	Kind   cluster.Kind
+	Bucket int
+	// Generation is relative to the period's first; negative: of an earlier
+	// period. In a run's first period, transfers of generations before 0 do
+	// not exist and are skipped.
+	Generation int
+	// Collective and Iteration (relative to the period) say which of the job's
+	// collectives this is when Bucket is -1.
+	Collective, Iteration int
+	// Gates release it, all of them. A transfer of the job's collective is
+	// released by the collective's After ops besides.
+	Gates []Gate
+}
+
+// GateKind tells what a gate waits for.
+type GateKind uint8
+
+const (
+	// GradientReady: every gradient of the bucket is ready in the generation's last iteration.
+	GradientReady GateKind = iota
+	// OpDone: op Op of iteration Iteration is done.
+	OpDone
+	// TransferDone: the transfer at position Transfer of program Link, of the same generation, is done.
+	TransferDone
+	// Boundary: iteration Iteration has ended: all its ops are done.
+	Boundary
+	// NotBefore (simulation only): Time microseconds have passed since the
+	// start of the backward pass of the generation's last iteration.
+	NotBefore
+)
+
+// Gate holds a transfer back until something has happened on all workers.
+type Gate struct {
+	Kind           GateKind
+	Op             job.OpID
+	Iteration      int // relative to the period
+	Link, Transfer int // positions in Programs and its Transfers
+	Time           float64
+}
+
+// Point tells where in an iteration an update is applied.
+type Point uint8
+
+const (
+	// AtStep: where the job's update ops stand in Update.Iteration, after all
+	// transfers of the generation: a barrier.
+	AtStep Point = iota
+	// AtRead: before the first op of iteration Update.Iteration + 1 that reads the tensor.
+	AtRead
+)
+
+// Update applies a generation to tensors.
+type Update struct {
+	Generation int            // 0 <= Generation < len(Generations)
+	Tensors    []job.TensorID // nil: all
+	At         Point
+	// Iteration, relative to the period, is the last that still reads the old
+	// value: its delay is Iteration - Generations[Generation].Last().
+	Iteration int
+}
+
+var (
+	gateNames  = []string{"gradient", "op", "transfer", "boundary", "not-before"}
+	pointNames = []string{"step", "read"}
+)
+
+func (g GateKind) String() string { return gateNames[g] }
+func (p Point) String() string    { return pointNames[p] }
