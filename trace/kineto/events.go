@@ -1,0 +1,85 @@
+// Package kineto imports PyTorch profiler traces: those that Kineto writes
+// (torch >= 1.13, plain or gzip, GPU and CPU) and the bare arrays of builds
+// without Kineto.
+//
+// Reading is in two steps. [Read] streams the JSON into a compact [Trace], in
+// one pass and without keeping the text. [Trace.Job] derives the job from it,
+// [Trace.Inspect] reports where the recorded steps spent their time.
+package kineto
+
+// Trace is the events of one rank, sorted by start.
+type Trace struct {
+	Name   string // file name, for messages
+	Events []Event
+	Flows  []Flow
+	Rows   []Row    // threads and streams
+	Names  []string // interned event names
+
+	// Extras hold the arguments that few events have.
+	Extras []Extra
+
+	// Kineto is false for the bare-array writer, which gives no categories,
+	// arguments, sizes or flows.
+	Kineto  bool
+	Backend string // "nccl", "gloo"; "" unknown
+	Rank    int    // -1 unknown
+	World   int    // 0 unknown
+
+	// Dropped counts what was read and not kept, by reason.
+	Dropped map[string]int
+}
+
+// Category is what recorded an event.
+type Category uint8
+
+const (
+	CPUOp      Category = iota // cpu_op, and every event of a bare-array trace
+	Annotation                 // user_annotation: steps, optimizer, collectives' host part
+	Runtime                    // cuda_runtime, cuda_driver: calls on host threads
+	Kernel                     // kernel, on a stream
+	Memcpy                     // gpu_memcpy, on a stream
+	Memset                     // gpu_memset, on a stream
+	GPUAnnotation
+)
+
+// Event is one complete event. Times are nanoseconds from the trace's own origin.
+type Event struct {
+	Start, Dur int64
+	Name       uint32 // position in Names
+	Corr       uint32 // launch correlation; 0: none
+	Seq        int32  // autograd sequence number; -1: none
+	Extra      int32  // position in Extras; -1: none
+	Row        uint16 // position in Rows
+	Cat        Category
+}
+
+// End is the event's end in nanoseconds.
+func (e *Event) End() int64 { return e.Start + e.Dur }
+
+// Row is a host thread or a device stream.
+type Row struct {
+	Pid, Tid string
+	Device   bool
+}
+
+// Extra holds an event's less common arguments.
+type Extra struct {
+	Bytes      int64     // of a copy or set
+	Collective string    // "allreduce", "broadcast", ...; from record_param_comms or the kernel's arguments
+	Elements   int64     // that enter the collective
+	DType      string    // as written
+	Group      int       // ranks taking part; 0 unknown
+	Dims       [][]int64 // Input Dims of the tensor inputs, when shapes were recorded
+	Types      []string  // Input type, beside Dims
+	FwdThread  int64     // backward ops: the thread of their forward op
+	Stream     int64     // event records and waits that name one; -1 none
+}
+
+// Flow is one end of an arrow.
+type Flow struct {
+	At     int64 // nanoseconds
+	ID     int64
+	Row    uint16
+	FwdBwd bool // forward op to backward op; otherwise launch to device
+	Finish bool
+}
