@@ -1,0 +1,51 @@
+# make demo   build weft and run it on a recorded trace
+# make test   every test, with the race detector
+# make lint   gofmt, go vet, staticcheck, and the walls between packages
+# make build  a static bin/weft
+# make bench  every benchmark
+# make fuzz   every fuzz test, for FUZZTIME each
+
+VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+FUZZTIME ?= 10s
+BENCH    ?= .
+DEMO     := testdata/traces/resnet18-gloo-torch2.6
+
+# Releases are the same everywhere: no cgo, no paths, no clock in the binary.
+BUILD := CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '-s -w -X main.version=$(VERSION)'
+
+.PHONY: demo test lint build bench fuzz clean cc
+
+build:
+	@$(BUILD) -o bin/weft ./cmd/weft
+
+demo: build
+	bin/weft inspect $(DEMO)/rank0.json.gz $(DEMO)/rank1.json.gz
+	@echo
+	bin/weft compare $(DEMO)/rank0.json.gz --workers 16 --link 10Gbit,25us
+
+test: cc
+	CGO_ENABLED=1 go test -race ./...
+
+lint:
+	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "not formatted, run gofmt -w:" $$unformatted; exit 1; }
+	go vet ./...
+	go tool -modfile=tools/go.mod staticcheck ./...
+	go test -count=1 -run '^TestThisModule$$' ./internal/walls
+
+bench:
+	go test -run '^$$' -bench '$(BENCH)' -benchmem ./...
+
+# go test -fuzz takes one test at a time, so they are listed first.
+fuzz:
+	@grep -rEo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]+' . | sort -u | \
+	while IFS=: read -r file func; do \
+		echo "fuzzing $${func#func } in $$(dirname $$file) for $(FUZZTIME)"; \
+		go test -run '^$$' -fuzz "^$${func#func }$$" -fuzztime $(FUZZTIME) "$$(dirname $$file)" || exit 1; \
+	done
+
+clean:
+	rm -rf bin
+
+# The race detector needs a C compiler and the C library's headers.
+cc:
+	@tools/need-cc
