@@ -1,0 +1,80 @@
+// Package atomicfile writes files whole or not at all.
+package atomicfile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+)
+
+// Write makes the file name hold what write writes. The bytes go to a temporary
+// file in the same directory, which takes the name at the end; when write
+// fails, or ctx ends, the temporary is removed and a file that was there before
+// is left as it was. Writes after the end of ctx fail with its cause.
+//
+// A symbolic link is followed and stays. What is no regular file, such as
+// /dev/null or a pipe, is written to directly.
+func Write(ctx context.Context, name string, write func(io.Writer) error) error {
+	if target, err := filepath.EvalSymlinks(name); err == nil {
+		name = target
+	}
+	perm := fs.FileMode(0o666) // less the umask
+	switch info, err := os.Stat(name); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return err
+	case info.IsDir():
+		return &fs.PathError{Op: "write", Path: name, Err: errors.New("is a directory")}
+	case !info.Mode().IsRegular():
+		return writeDirect(ctx, name, write)
+	default:
+		perm = info.Mode().Perm()
+	}
+
+	temp := filepath.Join(filepath.Dir(name), fmt.Sprintf(".%s.%08x.tmp", filepath.Base(name), rand.Uint32()))
+	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
+	if err != nil {
+		return err
+	}
+	err = write(writer{ctx, f})
+	if err == nil {
+		err = context.Cause(ctx)
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		err = os.Rename(temp, name)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(temp))
+	}
+	return nil
+}
+
+func writeDirect(ctx context.Context, name string, write func(io.Writer) error) error {
+	f, err := os.OpenFile(name, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(write(writer{ctx, f}), f.Close())
+}
+
+// writer fails once its context has ended.
+type writer struct {
+	ctx context.Context
+	w   io.Writer
+}
+
+func (w writer) Write(p []byte) (int, error) {
+	if err := context.Cause(w.ctx); err != nil {
+		return 0, err
+	}
+	return w.w.Write(p)
+}

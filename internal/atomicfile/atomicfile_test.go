@@ -1,0 +1,127 @@
+package atomicfile
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func put(text string) func(io.Writer) error {
+	return func(w io.Writer) error {
+		_, err := io.WriteString(w, text)
+		return err
+	}
+}
+
+// dir returns a directory with the file "f" and a check that it holds, in the
+// end, nothing but that file with that text.
+func dir(t *testing.T, text string) (name string, holds func(string)) {
+	d := t.TempDir()
+	name = filepath.Join(d, "f")
+	if err := os.WriteFile(name, []byte(text), 0o640); err != nil {
+		t.Fatal(err)
+	}
+	return name, func(want string) {
+		t.Helper()
+		entries, err := os.ReadDir(d)
+		if err != nil || len(entries) != 1 {
+			t.Errorf("directory holds %v (%v), want f alone", entries, err)
+		}
+		if got, err := os.ReadFile(name); err != nil || string(got) != want {
+			t.Errorf("file holds %q (%v), want %q", got, err, want)
+		}
+	}
+}
+
+func TestWrite(t *testing.T) {
+	name, holds := dir(t, "old")
+	if err := Write(t.Context(), name, put("new")); err != nil {
+		t.Fatal(err)
+	}
+	holds("new")
+	if info, _ := os.Stat(name); info.Mode().Perm() != 0o640 {
+		t.Errorf("permissions became %v", info.Mode().Perm())
+	}
+
+	os.Remove(name)
+	if err := Write(t.Context(), name, put("first")); err != nil {
+		t.Fatal(err)
+	}
+	holds("first")
+}
+
+func TestWriteFails(t *testing.T) {
+	name, holds := dir(t, "old")
+	broken := errors.New("broken")
+	err := Write(t.Context(), name, func(w io.Writer) error {
+		return errors.Join(put("half")(w), broken)
+	})
+	if !errors.Is(err, broken) {
+		t.Errorf("got %v, want %v", err, broken)
+	}
+	holds("old")
+}
+
+func TestWriteInterrupted(t *testing.T) {
+	interrupt := errors.New("interrupt")
+
+	name, holds := dir(t, "old")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	err := Write(ctx, name, func(w io.Writer) error {
+		if err := put("half")(w); err != nil {
+			t.Error(err)
+		}
+		cancel(interrupt)
+		return put("rest")(w)
+	})
+	if !errors.Is(err, interrupt) {
+		t.Errorf("got %v, want %v", err, interrupt)
+	}
+	holds("old")
+
+	// Also when the writer does not look at its errors.
+	err = Write(ctx, name, func(w io.Writer) error { put("half")(w); return nil })
+	if !errors.Is(err, interrupt) {
+		t.Errorf("got %v, want %v", err, interrupt)
+	}
+	holds("old")
+}
+
+func TestWriteThroughLink(t *testing.T) {
+	name, holds := dir(t, "old")
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(name, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := Write(t.Context(), link, put("new")); err != nil {
+		t.Fatal(err)
+	}
+	holds("new")
+	if info, err := os.Lstat(link); err != nil || info.Mode()&os.ModeSymlink == 0 {
+		t.Errorf("the link is gone: %v %v", info, err)
+	}
+}
+
+func TestWriteToDevice(t *testing.T) {
+	if err := Write(t.Context(), os.DevNull, put("x")); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(os.DevNull); err != nil || info.Mode().IsRegular() {
+		t.Errorf("%s is now a file: %v %v", os.DevNull, info, err)
+	}
+}
+
+func TestWriteNowhere(t *testing.T) {
+	d := t.TempDir()
+	for _, name := range []string{d, filepath.Join(d, "missing", "f")} {
+		if err := Write(t.Context(), name, put("x")); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	if entries, _ := os.ReadDir(d); len(entries) != 0 {
+		t.Errorf("left behind: %v", entries)
+	}
+}

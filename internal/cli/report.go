@@ -1,0 +1,273 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+)
+
+// Report is what a command has to say: facts, tables, notes. One value is
+// printed as text, for people, or as JSON, for programs.
+type Report struct {
+	Facts  []Fact
+	Tables []Table
+	Notes  []string
+}
+
+// Fact is one line: its label, its JSON name, its value.
+type Fact struct {
+	Label, Key string
+	Value      any
+}
+
+// Table is rows under columns. Key is its JSON name.
+type Table struct {
+	Title, Key string
+	Columns    []Column
+	Rows       []Row
+}
+
+// Column is a column's head (a line break starts a new line; the last names the
+// unit) and its JSON name, which ends in the unit.
+type Column struct{ Head, Key string }
+
+// Row is one cell a column. A nil cell is a dash and null.
+type Row struct {
+	Cells []any
+	Style Style
+}
+
+// Style sets a row apart on a colour terminal.
+type Style uint8
+
+const (
+	Plain Style = iota
+	Best        // what the reader came for
+	Faint       // a reference, not a candidate
+)
+
+// The kinds of cell that have a unit: JSON holds the number, in the unit of
+// weft's files, and text a number that reads well in the unit of the head.
+type (
+	Time    float64 // microseconds; milliseconds in text
+	Bytes   int64   // bytes; megabytes (1e6 bytes) in text
+	Ratio   float64 // two decimals
+	Percent float64 // a fraction; in text in percent
+	Rate    float64 // bytes a microsecond: megabytes a second
+)
+
+func (v Time) String() string    { return decimal(float64(v)/1000, 2) }
+func (v Bytes) String() string   { return decimal(float64(v)/1e6, 2) }
+func (v Ratio) String() string   { return decimal(float64(v), 2) }
+func (v Percent) String() string { return decimal(100*float64(v), 1) }
+func (v Rate) String() string    { return decimal(float64(v), 1) }
+
+// decimal writes v with so many digits after the point, and without a negative zero.
+func decimal(v float64, digits int) string {
+	s := strconv.FormatFloat(v, 'f', digits, 64)
+	if strings.Trim(s, "-0.") == "" {
+		return strings.TrimPrefix(s, "-")
+	}
+	return s
+}
+
+// Print writes the report to out, as JSON or as text.
+func (c *Console) Print(r *Report, asJSON bool) error {
+	if asJSON {
+		return r.writeJSON(c.Out)
+	}
+	return r.writeText(c.Out, c.Color)
+}
+
+func (r *Report) writeText(w io.Writer, color bool) error {
+	var parts []string
+	if len(r.Facts) > 0 {
+		parts = append(parts, r.facts())
+	}
+	for i := range r.Tables {
+		parts = append(parts, r.Tables[i].text(color))
+	}
+	if len(r.Notes) > 0 {
+		var notes strings.Builder
+		for _, n := range r.Notes {
+			notes.WriteString(wrap("note: "+n, 80, "      "))
+		}
+		parts = append(parts, notes.String())
+	}
+	_, err := io.WriteString(w, strings.Join(parts, "\n"))
+	return err
+}
+
+func (r *Report) facts() string {
+	width := 0
+	for _, f := range r.Facts {
+		width = max(width, len(f.Label))
+	}
+	var b strings.Builder
+	for _, f := range r.Facts {
+		fmt.Fprintf(&b, "%-*s  %s\n", width, f.Label, cell(f.Value))
+	}
+	return b.String()
+}
+
+// style has no borders: columns two spaces apart, a rule under the head.
+var style = table.Style{
+	Box:     table.BoxStyle{MiddleHorizontal: "─", MiddleSeparator: "─", PaddingRight: " "},
+	Format:  table.FormatOptions{Header: text.FormatDefault, HeaderVAlign: text.VAlignBottom},
+	Options: table.Options{SeparateHeader: true, SeparateColumns: false},
+}
+
+func (t *Table) text(color bool) string {
+	tw := table.NewWriter()
+	tw.SetStyle(style)
+	tw.SuppressTrailingSpaces()
+
+	head := make(table.Row, len(t.Columns))
+	configs := make([]table.ColumnConfig, len(t.Columns))
+	for i, c := range t.Columns {
+		head[i] = c.Head
+		configs[i] = table.ColumnConfig{Number: i + 1, Align: text.AlignRight, AlignHeader: text.AlignRight}
+		if t.isText(i) {
+			configs[i].Align, configs[i].AlignHeader = text.AlignLeft, text.AlignLeft
+		}
+	}
+	tw.AppendHeader(head)
+	tw.SetColumnConfigs(configs)
+	for _, r := range t.Rows {
+		row := make(table.Row, len(r.Cells))
+		for i, v := range r.Cells {
+			row[i] = paint(cell(v), r.Style, color)
+		}
+		tw.AppendRow(row)
+	}
+	out := tw.Render() + "\n"
+	if t.Title != "" {
+		out = t.Title + "\n" + out
+	}
+	return out
+}
+
+// isText reports whether a column holds words: the first cell that is there tells.
+func (t *Table) isText(column int) bool {
+	for _, r := range t.Rows {
+		if v := r.Cells[column]; v != nil {
+			_, ok := v.(string)
+			return ok
+		}
+	}
+	return false
+}
+
+func cell(v any) string {
+	if v == nil {
+		return "-"
+	}
+	return fmt.Sprint(v)
+}
+
+var paints = map[Style]string{Best: "\x1b[1m", Faint: "\x1b[2m"}
+
+func paint(s string, style Style, color bool) string {
+	if code := paints[style]; color && code != "" {
+		return code + s + "\x1b[0m"
+	}
+	return s
+}
+
+// wrap breaks s at spaces into lines of at most width, each but the first
+// behind indent, each with its line end. A longer word has its own line.
+func wrap(s string, width int, indent string) string {
+	var b strings.Builder
+	used := 0
+	for i, word := range strings.Fields(s) {
+		switch n := text.StringWidthWithoutEscSequences(word); {
+		case i == 0:
+			used = n
+		case used+1+n > width:
+			b.WriteString("\n" + indent)
+			used = len(indent) + n
+		default:
+			b.WriteByte(' ')
+			used += 1 + n
+		}
+		b.WriteString(word)
+	}
+	b.WriteByte('\n')
+	return b.String()
+}
+
+// writeJSON writes one object: the facts, then a list of objects a table, then
+// the notes.
+func (r *Report) writeJSON(w io.Writer) error {
+	obj := object{}
+	for _, f := range r.Facts {
+		obj.add(f.Key, f.Value)
+	}
+	for _, t := range r.Tables {
+		rows := make([]object, len(t.Rows))
+		for i, row := range t.Rows {
+			for k, c := range t.Columns {
+				rows[i].add(c.Key, row.Cells[k])
+			}
+		}
+		obj.add(t.Key, rows)
+	}
+	obj.add("notes", append([]string{}, r.Notes...))
+	if err := json.MarshalWrite(w, obj, jsontext.WithIndent("  ")); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, "\n")
+	return err
+}
+
+// object is a JSON object in the order of its members.
+type object []member
+
+type member struct {
+	name  string
+	value any
+}
+
+func (o *object) add(name string, v any) {
+	if f, ok := float(v); ok && (math.IsNaN(f) || math.IsInf(f, 0)) {
+		v = nil // JSON has no such number
+	}
+	*o = append(*o, member{name, v})
+}
+
+func float(v any) (float64, bool) {
+	switch v := v.(type) {
+	case Time:
+		return float64(v), true
+	case Ratio:
+		return float64(v), true
+	case Percent:
+		return float64(v), true
+	case Rate:
+		return float64(v), true
+	}
+	return 0, false
+}
+
+// MarshalJSONTo writes the members in order.
+func (o object) MarshalJSONTo(enc *jsontext.Encoder) error {
+	if err := enc.WriteToken(jsontext.BeginObject); err != nil {
+		return err
+	}
+	for _, m := range o {
+		if err := enc.WriteToken(jsontext.String(m.name)); err != nil {
+			return err
+		}
+		if err := json.MarshalEncode(enc, m.value); err != nil {
+			return err
+		}
+	}
+	return enc.WriteToken(jsontext.EndObject)
+}
