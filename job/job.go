@@ -144,7 +144,7 @@ type Recorded struct {
 type RecordedBucket struct {
 	Tensors []TensorID
 	Bytes   int64
-	Op      OpID // the GradCollective op that carried it
+	Op      OpID // the GradCollective op that carried it; -1: not part of this job
 }
 
 // Bytes is the size of the gradients of all tensors, in bytes.

@@ -1,0 +1,131 @@
+package cluster
+
+import (
+	"fmt"
+	"math/bits"
+)
+
+// Cost is the price of one transfer of kind k and the given bytes on
+// c.Links[link], all workers taking part. It is zero for no bytes, and for one
+// worker. The formulas, and how each follows from the steps of its algorithm,
+// are in docs/cluster.md. c must be valid. It is an error to ask for a link
+// that does not exist, for Push or Pull without servers, for negative bytes, or
+// for a kind that a measured link has no curve for and no bandwidth either.
+func (c *Cluster) Cost(link int, k Kind, bytes int64) (Cost, error) {
+	switch {
+	case link < 0 || link >= len(c.Links):
+		return Cost{}, fmt.Errorf("cluster: there is no link %d; there are %d, from 0", link, len(c.Links))
+	case int(k) >= len(kindNames):
+		return Cost{}, fmt.Errorf("cluster: unknown kind %d", k)
+	case bytes < 0:
+		return Cost{}, fmt.Errorf("cluster: %v of %d bytes", k, bytes)
+	case (k == Push || k == Pull) && c.Servers == nil:
+		return Cost{}, fmt.Errorf("cluster: %v needs parameter servers; the cluster has none (servers: {count: %d})", k, c.Nodes)
+	case bytes == 0 || c.World() == 1:
+		return Cost{}, nil
+	}
+	l := &c.Links[link]
+	if points := curve(l.Curve, k); len(points) > 0 {
+		return price(points, bytes), nil
+	}
+	if l.Bandwidth == 0 {
+		return Cost{}, fmt.Errorf("cluster: link %q has neither a measured curve for %v nor a bandwidth", l.Name, k)
+	}
+	if k == Push || k == Pull {
+		return c.served(l, k, float64(bytes)), nil
+	}
+	return c.collective(l, k, float64(bytes)), nil
+}
+
+// collective prices a collective of the workers among themselves: a flat ring
+// over all of them, or rings inside the nodes around l's algorithm between
+// the nodes.
+func (c *Cluster) collective(l *Link, k Kind, bytes float64) Cost {
+	if l.Algorithm == Ring || c.PerNode == 1 {
+		return l.cost(rounds(l.Algorithm, k, c.World()), bytes)
+	}
+	inside := c.Inside.cost(rounds(Ring, k, c.PerNode), bytes)
+	between := l.cost(rounds(l.Algorithm, k, c.Nodes), bytes)
+	return Cost{inside.Alpha + between.Alpha, inside.Wire + between.Wire}
+}
+
+// cost is the price of rounds over one link.
+func (l *Link) cost(r Rounds, bytes float64) Cost {
+	return Cost{r.Steps * l.Latency, r.Share * bytes * 8 / l.Bandwidth * 1e6}
+}
+
+// Rounds is what a collective asks of the busiest port: how many latency steps
+// follow each other, and how many times the collective's bytes go through it.
+type Rounds struct{ Steps, Share float64 }
+
+// rounds is the table of algorithms for m ports.
+func rounds(a Algorithm, k Kind, m int) Rounds {
+	if m == 1 {
+		return Rounds{}
+	}
+	n := float64(m)
+	switch {
+	case a == HalvingDoubling:
+		return halvingDoubling(k, m)
+	case a == Tree && k == AllReduce: // two trees, each with half the bytes, up and down
+		return Rounds{2 * ceilLog2(m), min(2, n/2)}
+	case a == Tree && k == Broadcast:
+		return Rounds{ceilLog2(m), 1}
+	case k == AllReduce:
+		return Rounds{2 * (n - 1), 2 * (n - 1) / n}
+	case k == Broadcast: // a pipeline of small pieces along the ring
+		return Rounds{n - 1, 1}
+	}
+	return Rounds{n - 1, (n - 1) / n} // ReduceScatter, AllGather
+}
+
+// halvingDoubling runs between core ports, the largest power of two; each port
+// beyond has a partner among them that it hands its data before and gets the
+// result from after.
+func halvingDoubling(k Kind, m int) Rounds {
+	log := bits.Len(uint(m)) - 1
+	core := float64(int(1) << log)
+	half := Rounds{float64(log), (core - 1) / core} // one pass: halving or doubling
+	var r Rounds
+	var extra Rounds
+	switch k {
+	case AllReduce:
+		r, extra = Rounds{2 * half.Steps, 2 * half.Share}, Rounds{2, 2}
+	case Broadcast: // scatter by halving, all-gather by doubling; the root is a core port
+		r, extra = Rounds{2 * half.Steps, 2 * half.Share}, Rounds{1, 1}
+	default:
+		r, extra = half, Rounds{2, 1 + 1/float64(m)}
+	}
+	if int(core) < m {
+		r.Steps += extra.Steps
+		r.Share += extra.Share
+	}
+	return r
+}
+
+func ceilLog2(m int) float64 { return float64(bits.Len(uint(m - 1))) }
+
+// served prices one direction between workers and parameter servers: one
+// latency, and the busiest port or the busiest server, whichever takes longer,
+// because merging goes on while data arrives. Each server holds an equal share.
+func (c *Cluster) served(l *Link, k Kind, bytes float64) Cost {
+	var (
+		servers = float64(c.Servers.Count)
+		workers = float64(c.World())
+		local   = float64(c.PerNode) // workers behind one port
+		node    = local              // through a worker node's port, in units of bytes
+		server  = workers / servers  // through a server's port
+	)
+	if c.Servers.Colocated {
+		// Servers are spread evenly over the nodes. The share that a node's own
+		// servers hold stays on the node.
+		fewest, most := c.Servers.Count/c.Nodes, (c.Servers.Count+c.Nodes-1)/c.Nodes
+		node = local * (1 - float64(fewest)/servers)
+		server = (workers - local) * float64(most) / servers
+	}
+	wire := max(node, server) * bytes * 8 / l.Bandwidth * 1e6
+	if k == Push && c.Servers.MergeRate > 0 {
+		wire = max(wire, workers*bytes/servers/c.Servers.MergeRate*1e6)
+	}
+	return Cost{l.Latency, wire}
+}

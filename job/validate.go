@@ -1,0 +1,338 @@
+package job
+
+import (
+	"fmt"
+	"math"
+	"slices"
+)
+
+// Limits of a job. They keep sums of times and sizes exact enough to work with
+// and the work of a hostile file bounded.
+const (
+	MaxOps     = 1 << 24
+	MaxTensors = 1 << 22
+	MaxLanes   = 1 << 10
+	MaxTime    = 1e12 // microseconds, all ops and collectives of an iteration together: 11 days
+)
+
+// fault is what is wrong with a job, and where.
+type fault struct {
+	line int    // of the file, from 1; 0: not read from a file, or not known
+	path string // ops[17].deps[2]
+	msg  string
+}
+
+func (f *fault) Error() string {
+	s := "job: "
+	if f.line > 0 {
+		s += fmt.Sprintf("line %d: ", f.line)
+	}
+	if f.path != "" {
+		s += f.path + ": "
+	}
+	return s + f.msg
+}
+
+func faultf(path, format string, args ...any) error {
+	return &fault{path: path, msg: fmt.Sprintf(format, args...)}
+}
+
+// Validate reports the first thing that is wrong with the job, or nil. It
+// checks that references are in range, lists ascending, times and sizes finite
+// and not negative, ops on lanes that may hold them, and that the iteration can
+// run: the order of the lanes, the dependencies and the collectives form no
+// cycle, every gradient has a producer, and no op reads a parameter or adds to
+// a gradient after the update of the same iteration. The time is linear in the
+// size of the job, times the number of lanes that hold updates.
+func (j *Job) Validate() error {
+	if err := j.check(); err != nil {
+		return err
+	}
+	g := j.graph()
+	if len(g.order) < len(j.Ops)+len(j.Collectives) {
+		return j.cycle(g)
+	}
+	return j.checkUpdates(g)
+}
+
+// check is the part of Validate that looks at one element at a time. After it,
+// every reference is in range.
+func (j *Job) check() error {
+	switch {
+	case int(j.Mode) >= len(modeNames):
+		return faultf("mode", "unknown update mode %d", j.Mode)
+	case j.World < 0:
+		return faultf("world", "negative number of workers %d", j.World)
+	case len(j.Ops) > MaxOps:
+		return faultf("ops", "%d ops, more than %d", len(j.Ops), MaxOps)
+	case len(j.Tensors) > MaxTensors:
+		return faultf("tensors", "%d tensors, more than %d", len(j.Tensors), MaxTensors)
+	case len(j.Collectives) > MaxOps:
+		return faultf("collectives", "%d collectives, more than %d", len(j.Collectives), MaxOps)
+	}
+	if err := j.checkLanes(); err != nil {
+		return err
+	}
+	var total float64
+	for i := range j.Ops {
+		if err := j.checkOp(i); err != nil {
+			return err
+		}
+		if total += j.Ops[i].Time; total > MaxTime {
+			return faultf(fmt.Sprintf("ops[%d].time", i), "the times up to here sum to more than %g us", MaxTime)
+		}
+	}
+	if err := j.checkTensors(); err != nil {
+		return err
+	}
+	for i := range j.Collectives {
+		c, path := &j.Collectives[i], fmt.Sprintf("collectives[%d]", i)
+		if c.Kind == "" {
+			return faultf(path+".kind", "missing")
+		}
+		if c.Bytes < 0 {
+			return faultf(path+".bytes", "negative size %d", c.Bytes)
+		}
+		if err := checkTime(path+".time", c.Time); err != nil {
+			return err
+		}
+		if total += c.Time; total > MaxTime {
+			return faultf(path+".time", "the times up to here sum to more than %g us", MaxTime)
+		}
+		if err := j.checkList(path+".after", c.After, nil); err != nil {
+			return err
+		}
+		if err := j.checkList(path+".before", c.Before, nil); err != nil {
+			return err
+		}
+	}
+	onCompute := func(o *Op) string {
+		if j.Lanes[o.Lane].Kind == Comm {
+			return "is on a comm lane; a barrier holds back compute lanes"
+		}
+		return ""
+	}
+	if err := j.checkList("barrier", j.Barrier, onCompute); err != nil {
+		return err
+	}
+	return j.checkRecorded()
+}
+
+func (j *Job) checkLanes() error {
+	if len(j.Lanes) > MaxLanes {
+		return faultf("lanes", "%d lanes, more than %d", len(j.Lanes), MaxLanes)
+	}
+	seen := make(map[string]int, len(j.Lanes))
+	for i, l := range j.Lanes {
+		if int(l.Kind) >= len(laneNames) {
+			return faultf(fmt.Sprintf("lanes[%d].kind", i), "unknown lane kind %d", l.Kind)
+		}
+		if first, dup := seen[l.Name]; dup {
+			return faultf(fmt.Sprintf("lanes[%d].name", i), "%q is already the name of lane %d", l.Name, first)
+		}
+		seen[l.Name] = i
+	}
+	return nil
+}
+
+func (j *Job) checkOp(i int) error {
+	o := &j.Ops[i]
+	bad := func(field, format string, args ...any) error {
+		return faultf(fmt.Sprintf("ops[%d].%s", i, field), format, args...)
+	}
+	switch {
+	case o.Lane < 0 || int(o.Lane) >= len(j.Lanes):
+		return bad("lane", "there is no lane %d; there are %d, from 0", o.Lane, len(j.Lanes))
+	case int(o.Phase) >= len(phaseNames):
+		return bad("phase", "unknown phase %d", o.Phase)
+	case int(o.Role) >= len(roleNames):
+		return bad("role", "unknown role %d", o.Role)
+	case o.Micro < 0:
+		return bad("micro", "negative micro-batch %d", o.Micro)
+	case o.Phase == Runtime && o.Role == NoRole:
+		return bad("role", "missing: a runtime op states what it does, one of %v", roleNames[1:])
+	case o.Phase != Runtime && o.Role != NoRole:
+		return bad("role", "%q on a %s op; only runtime ops have a role", o.Role, o.Phase)
+	case j.Lanes[o.Lane].Kind == Comm && o.Role != GradCollective:
+		return bad("lane", "%q is a comm lane: it holds only runtime ops with role %q", j.Lanes[o.Lane].Name, GradCollective)
+	case j.Lanes[o.Lane].Kind != Comm && o.Role == GradCollective:
+		return bad("lane", "%q is a %s lane: an op with role %q is on a comm lane", j.Lanes[o.Lane].Name, j.Lanes[o.Lane].Kind, GradCollective)
+	}
+	if o.Role == CopyIn || o.Role == CopyOut {
+		if o.Tensor < 0 || int(o.Tensor) >= len(j.Tensors) {
+			return bad("tensor", "a %s op names the tensor that it copies; there is no tensor %d, there are %d, from 0", o.Role, o.Tensor, len(j.Tensors))
+		}
+	} else if o.Tensor != -1 {
+		return bad("tensor", "%d on an op that is no copy; leave it out (-1)", o.Tensor)
+	}
+	for k, d := range o.Deps {
+		if d < 0 || int(d) >= len(j.Ops) {
+			return bad(fmt.Sprintf("deps[%d]", k), "there is no op %d; there are %d, from 0", d, len(j.Ops))
+		}
+		if int(d) == i {
+			return bad(fmt.Sprintf("deps[%d]", k), "op %d %q depends on itself", i, o.Name)
+		}
+	}
+	return checkTime(fmt.Sprintf("ops[%d].time", i), o.Time)
+}
+
+func checkTime(path string, us float64) error {
+	switch {
+	case math.IsNaN(us) || math.IsInf(us, 0):
+		return faultf(path, "%v is not a time", us)
+	case us < 0:
+		return faultf(path, "negative time %v us", us)
+	case us > MaxTime:
+		return faultf(path, "%v us is more than %g us", us, MaxTime)
+	}
+	return nil
+}
+
+func (j *Job) checkTensors() error {
+	in := func(what string, phases ...Phase) func(*Op) string {
+		return func(o *Op) string {
+			if !slices.Contains(phases, o.Phase) {
+				return fmt.Sprintf("is a %s op; %s", o.Phase, what)
+			}
+			return ""
+		}
+	}
+	isReader := in("parameters are read in forward or backward", Forward, Backward)
+	isProducer := in("gradients are produced in backward", Backward)
+	isUpdater := in("parameters are written in update", Update)
+
+	var bytes int64
+	seen := make(map[string]int, len(j.Tensors))
+	for i := range j.Tensors {
+		t := &j.Tensors[i]
+		bad := func(field, format string, args ...any) error {
+			return faultf(fmt.Sprintf("tensors[%d].%s", i, field), format, args...)
+		}
+		first, dup := seen[t.Name]
+		seen[t.Name] = i
+		switch {
+		case dup:
+			return bad("name", "%q is already the name of tensor %d", t.Name, first)
+		case int(t.Param) >= len(dtypeNames):
+			return bad("param", "unknown element type %d", t.Param)
+		case int(t.Grad) >= len(dtypeNames):
+			return bad("grad", "unknown element type %d", t.Grad)
+		case t.Elements <= 0:
+			return bad("elements", "%q has %d elements; a tensor has at least one", t.Name, t.Elements)
+		case t.Elements > (math.MaxInt64-bytes)/t.Grad.Bytes():
+			return bad("elements", "the gradients up to %q exceed %d bytes", t.Name, int64(math.MaxInt64))
+		case len(t.Producers) == 0:
+			return bad("producers", "no op produces the gradient of %q", t.Name)
+		}
+		bytes += t.GradBytes()
+		path := fmt.Sprintf("tensors[%d]", i)
+		if err := j.checkList(path+".readers", t.Readers, isReader); err != nil {
+			return err
+		}
+		if err := j.checkList(path+".producers", t.Producers, isProducer); err != nil {
+			return err
+		}
+		if err := j.checkList(path+".updaters", t.Updaters, isUpdater); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkList wants ids in range and strictly ascending, and no objection.
+func (j *Job) checkList(path string, ids []OpID, objection func(*Op) string) error {
+	for k, v := range ids {
+		at := func(format string, args ...any) error {
+			return faultf(fmt.Sprintf("%s[%d]", path, k), format, args...)
+		}
+		switch {
+		case v < 0 || int(v) >= len(j.Ops):
+			return at("there is no op %d; there are %d, from 0", v, len(j.Ops))
+		case k > 0 && v == ids[k-1]:
+			return at("op %d is listed twice", v)
+		case k > 0 && v < ids[k-1]:
+			return at("op %d after op %d; list ops in ascending order", v, ids[k-1])
+		}
+		if objection != nil {
+			if why := objection(&j.Ops[v]); why != "" {
+				return at("%s %s", j.node(v), why)
+			}
+		}
+	}
+	return nil
+}
+
+func (j *Job) checkRecorded() error {
+	if j.Recorded == nil {
+		return nil
+	}
+	for i, b := range j.Recorded.Buckets {
+		path := fmt.Sprintf("recorded.buckets[%d]", i)
+		if b.Bytes < 0 {
+			return faultf(path+".bytes", "negative size %d", b.Bytes)
+		}
+		for k, t := range b.Tensors {
+			if t < 0 || int(t) >= len(j.Tensors) {
+				return faultf(fmt.Sprintf("%s.tensors[%d]", path, k), "there is no tensor %d; there are %d, from 0", t, len(j.Tensors))
+			}
+		}
+		switch {
+		case b.Op == -1: // the job no longer holds it; see Strip
+		case b.Op < 0 || int(b.Op) >= len(j.Ops):
+			return faultf(path+".op", "there is no op %d; there are %d, from 0", b.Op, len(j.Ops))
+		case j.Ops[b.Op].Role != GradCollective:
+			return faultf(path+".op", "%s has not the role %q", j.node(b.Op), GradCollective)
+		}
+	}
+	return nil
+}
+
+// checkUpdates wants no reader and no producer of a tensor to run after an
+// updater of it: the value of this iteration would be read before it exists.
+//
+// A lane runs in order, so what an op must follow is given, lane by lane, by
+// the last op there that precedes it (a vector clock). One pass over the graph
+// a lane that holds updates computes it for all ops.
+func (j *Job) checkUpdates(g *graph) error {
+	lanes := map[LaneID]bool{}
+	for i := range j.Tensors {
+		for _, u := range j.Tensors[i].Updaters {
+			lanes[j.Ops[u].Lane] = true
+		}
+	}
+	clock := make([]OpID, len(j.Ops)+len(j.Collectives))
+	for l := range j.Lanes {
+		if !lanes[LaneID(l)] {
+			continue
+		}
+		for v := range clock {
+			clock[v] = -1
+		}
+		for _, v := range g.order {
+			if int(v) < len(j.Ops) && int(j.Ops[v].Lane) == l {
+				clock[v] = v
+			}
+			for _, w := range g.successors(v) {
+				clock[w] = max(clock[w], clock[v])
+			}
+		}
+		for i := range j.Tensors {
+			t := &j.Tensors[i]
+			k := slices.IndexFunc(t.Updaters, func(u OpID) bool { return int(j.Ops[u].Lane) == l })
+			if k < 0 {
+				continue
+			}
+			for what, ids := range [][]OpID{t.Readers, t.Producers} {
+				for n, v := range ids {
+					if clock[v] < t.Updaters[k] {
+						continue
+					}
+					path := fmt.Sprintf("tensors[%d].%s[%d]", i, []string{"readers", "producers"}[what], n)
+					return faultf(path, "%s %s of %q, but runs after %s, which writes the value that the next iteration reads",
+						j.node(v), []string{"reads the value", "adds to the gradient"}[what], t.Name, j.node(t.Updaters[k]))
+				}
+			}
+		}
+	}
+	return nil
+}
