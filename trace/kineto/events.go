@@ -25,7 +25,11 @@ type Trace struct {
 	Rank    int    // -1 unknown
 	World   int    // 0 unknown
 
-	// Dropped counts what was read and not kept, by reason.
+	// Skew is the most that a device op starts before its launch, in
+	// nanoseconds: the two clocks differ. 0 if none does; at most [MaxSkew].
+	Skew int64
+
+	// Dropped counts what was read and not kept, by reason (docs/formats/trace.md).
 	Dropped map[string]int
 }
 
@@ -33,14 +37,19 @@ type Trace struct {
 type Category uint8
 
 const (
-	CPUOp      Category = iota // cpu_op, and every event of a bare-array trace
-	Annotation                 // user_annotation: steps, optimizer, collectives' host part
-	Runtime                    // cuda_runtime, cuda_driver: calls on host threads
-	Kernel                     // kernel, on a stream
-	Memcpy                     // gpu_memcpy, on a stream
-	Memset                     // gpu_memset, on a stream
-	GPUAnnotation
+	CPUOp         Category = iota // cpu_op, and every event of a bare-array trace
+	Annotation                    // user_annotation: steps, optimizer, collectives' host part
+	Runtime                       // cuda_runtime, cuda_driver: calls on host threads
+	Kernel                        // kernel, on a stream
+	Memcpy                        // gpu_memcpy, on a stream
+	Memset                        // gpu_memset, on a stream
+	GPUAnnotation                 // gpu_user_annotation: a host annotation's span on a stream
+	Sync                          // cuda_sync: a wait, on the waiting stream; only with enable_cuda_sync_events
+	Record                        // cuda_event: an event record, on its stream; likewise
 )
+
+// Device reports whether events of this category lie on streams.
+func (c Category) Device() bool { return c >= Kernel }
 
 // Event is one complete event. Times are nanoseconds from the trace's own origin.
 type Event struct {
@@ -51,6 +60,7 @@ type Event struct {
 	Extra      int32  // position in Extras; -1: none
 	Row        uint16 // position in Rows
 	Cat        Category
+	order      uint32 // position in the file: decides between equal times
 }
 
 // End is the event's end in nanoseconds.
@@ -58,24 +68,27 @@ func (e *Event) End() int64 { return e.Start + e.Dur }
 
 // Row is a host thread or a device stream.
 type Row struct {
-	Pid, Tid string
+	Pid, Tid string // as written; of a stream, the device and the stream
 	Device   bool
 }
 
-// Extra holds an event's less common arguments.
+// Extra holds an event's less common arguments. Events whose arguments are
+// equal share one. An argument of an unexpected type counts as absent.
 type Extra struct {
 	Bytes      int64     // of a copy or set
 	Collective string    // "allreduce", "broadcast", ...; from record_param_comms or the kernel's arguments
 	Elements   int64     // that enter the collective
 	DType      string    // as written
 	Group      int       // ranks taking part; 0 unknown
-	Dims       [][]int64 // Input Dims of the tensor inputs, when shapes were recorded
+	Dims       [][]int64 // Input Dims, when shapes were recorded: one entry an input; nil for a scalar; one a tensor of a list
 	Types      []string  // Input type, beside Dims
-	FwdThread  int64     // backward ops: the thread of their forward op
-	Stream     int64     // event records and waits that name one; -1 none
+	FwdThread  int64     // backward ops: the profiler's number of the forward op's thread; 0 none
+	Stream     int64     // Sync: the stream waited for; -1 none
+	Waits      uint32    // Sync: correlation of the record call waited for; 0 unknown
 }
 
-// Flow is one end of an arrow.
+// Flow is one end of an arrow. Flows are sorted by ID, a start before its
+// finish; a finish without a start is dropped.
 type Flow struct {
 	At     int64 // nanoseconds
 	ID     int64

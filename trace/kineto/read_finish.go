@@ -1,0 +1,174 @@
+package kineto
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"sort"
+	"strings"
+)
+
+// MaxSkew is by how much a device op may seem to start before its launch, in
+// nanoseconds. Profilers convert the device's clock to the host's, about 10 us
+// wrong in known traces; ten times that is a damaged trace.
+const MaxSkew = 100_000
+
+// maxOverlap is by how much the marks of consecutive steps may overlap, in
+// nanoseconds: older writers round their starts and ends to microseconds.
+const maxOverlap = 10_000
+
+// stepMark starts the names of the marks that the profiler puts around steps.
+const stepMark = "ProfilerStep#"
+
+// finish puts the events in order and checks what needs all of them.
+func (d *reader) finish() (*Trace, error) {
+	t := d.trace
+	if len(d.blocks) == 0 {
+		return nil, &Error{Name: t.Name, Offset: -1, Msg: "no events" + dropped(t.Dropped) + ": record the trace again"}
+	}
+	n := (len(d.blocks)-1)*blockLen + len(d.blocks[len(d.blocks)-1])
+	t.Events = make([]Event, 0, n)
+	for i, block := range d.blocks {
+		t.Events = append(t.Events, block...)
+		d.blocks[i] = nil
+	}
+	slices.SortFunc(t.Events, func(a, b Event) int {
+		switch {
+		case a.Start != b.Start:
+			return cmp.Compare(a.Start, b.Start)
+		case a.Dur != b.Dur:
+			return cmp.Compare(b.Dur, a.Dur)
+		}
+		return cmp.Compare(a.order, b.order)
+	})
+	d.matchFlows()
+	if err := d.checkRanks(); err != nil {
+		return nil, err
+	}
+	if err := d.checkLaunches(); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// dropped lists what was not kept.
+func dropped(counts map[string]int) string {
+	var list []string
+	for reason, n := range counts {
+		list = append(list, fmt.Sprintf("%s %d", reason, n))
+	}
+	if list == nil {
+		return ""
+	}
+	slices.Sort(list)
+	return fmt.Sprintf(" to use (dropped: %s)", strings.Join(list, ", "))
+}
+
+// matchFlows sorts the flows by id and drops finishes without a start, which
+// traces have whose beginning was cut off.
+func (d *reader) matchFlows() {
+	t := d.trace
+	slices.SortFunc(t.Flows, func(a, b Flow) int {
+		switch {
+		case a.ID != b.ID:
+			return cmp.Compare(a.ID, b.ID)
+		case a.Finish != b.Finish:
+			if b.Finish {
+				return -1
+			}
+			return 1
+		case a.At != b.At:
+			return cmp.Compare(a.At, b.At)
+		}
+		return cmp.Compare(a.Row, b.Row)
+	})
+	kept := t.Flows[:0]
+	for _, f := range t.Flows {
+		if f.Finish && (len(kept) == 0 || kept[len(kept)-1].ID != f.ID) {
+			d.drop("flow end without start")
+			continue
+		}
+		kept = append(kept, f)
+	}
+	t.Flows = kept
+}
+
+// checkRanks refuses a file in which several ranks were merged. Only step marks
+// tell: forked workers are processes too, but mark no steps. Within one process
+// a step ends before the next begins, so marks that overlap are of two, even
+// where, as in a bare array, both have the same process id.
+func (d *reader) checkRanks() error {
+	t := d.trace
+	ops := make([]bool, len(t.Rows)) // rows of host threads that ran ops
+	mark := make([]bool, len(t.Names))
+	for i, name := range t.Names {
+		mark[i] = strings.HasPrefix(name, stepMark)
+	}
+	for i := range t.Events {
+		if t.Events[i].Cat == CPUOp {
+			ops[t.Events[i].Row] = true
+		}
+	}
+	var last *Event
+	for i := range t.Events {
+		e := &t.Events[i]
+		if e.Cat > Annotation || !mark[e.Name] || !ops[e.Row] {
+			continue
+		}
+		if last == nil {
+			last = e
+			continue
+		}
+		if a, b := t.Rows[last.Row].Pid, t.Rows[e.Row].Pid; a != b || e.Start < last.End()-maxOverlap {
+			return &Error{Name: t.Name, Offset: -1, Msg: fmt.Sprintf(
+				"several ranks in one file: traceEvents[%d] (%s, process %s) and traceEvents[%d] (%s, process %s) cannot be steps of one process; give each rank's trace as its own file",
+				last.order, t.Names[last.Name], a, e.order, t.Names[e.Name], b)}
+		}
+		last = e
+	}
+	return nil
+}
+
+// checkLaunches refuses device ops that start before the call that launched
+// them, beyond what the clocks explain.
+func (d *reader) checkLaunches() error {
+	t := d.trace
+	type launch struct {
+		start int64
+		corr  uint32
+	}
+	var launches []launch
+	n := 0
+	for i := range t.Events {
+		if e := &t.Events[i]; e.Cat == Runtime && e.Corr != 0 {
+			n++
+		}
+	}
+	launches = make([]launch, 0, n)
+	for i := range t.Events {
+		if e := &t.Events[i]; e.Cat == Runtime && e.Corr != 0 {
+			launches = append(launches, launch{e.Start, e.Corr})
+		}
+	}
+	slices.SortFunc(launches, func(a, b launch) int {
+		return cmp.Or(cmp.Compare(a.corr, b.corr), cmp.Compare(a.start, b.start))
+	})
+	for i := range t.Events {
+		e := &t.Events[i]
+		if e.Corr == 0 || e.Cat < Kernel || e.Cat > Memset {
+			continue
+		}
+		at := sort.Search(len(launches), func(i int) bool { return launches[i].corr >= e.Corr })
+		if at == len(launches) || launches[at].corr != e.Corr {
+			continue
+		}
+		skew := launches[at].start - e.Start
+		if skew > MaxSkew {
+			return &Error{Name: t.Name, Offset: -1, Msg: fmt.Sprintf(
+				"traceEvents[%d] (%s) starts %d.%03d us before its launch (correlation %d); clocks differ by at most %d us: record the trace again",
+				e.order, t.Names[e.Name], skew/1000, skew%1000, e.Corr, MaxSkew/1000)}
+		}
+		t.Skew = max(t.Skew, skew)
+	}
+	return nil
+}
