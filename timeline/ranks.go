@@ -7,7 +7,7 @@ import (
 
 // All lists the ranks that r stands for, itself included.
 func (r Rank) All() []int {
-	if r.Stands == nil {
+	if len(r.Stands) == 0 {
 		return []int{r.Rank}
 	}
 	return r.Stands
@@ -77,8 +77,7 @@ func (t *Timeline) Sort() {
 	}
 	slices.SortStableFunc(order, func(i, j int32) int {
 		a, b := &t.Spans[i], &t.Spans[j]
-		return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Lane, b.Lane),
-			cmp.Compare(a.End, b.End), cmp.Compare(a.Kind, b.Kind))
+		return cmp.Or(byStart(a, b), cmp.Compare(a.End, b.End), cmp.Compare(a.Kind, b.Kind))
 	})
 	spans, place := make([]Span, len(t.Spans)), make([]int32, len(t.Spans))
 	for to, from := range order {
@@ -89,4 +88,8 @@ func (t *Timeline) Sort() {
 		t.Flows[i] = Flow{place[f.From], place[f.To]}
 	}
 	slices.SortFunc(t.Flows, func(a, b Flow) int { return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To)) })
+}
+
+func byStart(a, b *Span) int {
+	return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Lane, b.Lane))
 }
