@@ -1,0 +1,224 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+
+	"weft/cluster"
+	"weft/job"
+)
+
+// New starts a synchronous plan for job j: each iteration is a generation of
+// its own, applied where the job's update ops stand. Every link gets an empty
+// program that sends one transfer at a time. A synchronous policy only has to
+// fill the programs:
+//
+//	p := plan.New(j, "wfbp", "eth0")
+//	for _, t := range ready {
+//		p.AllReduce(0, plan.WholeTensors(j, t))
+//	}
+//	return p, p.AddCollectives(j)
+func New(j *job.Job, policy string, links ...string) *Plan {
+	p := &Plan{
+		Policy:      policy,
+		Tensors:     j.TensorsFingerprint(),
+		Period:      1,
+		Generations: []Generation{{First: 0, Length: 1}},
+		Updates:     []Update{{At: AtStep}},
+		Buffers:     1,
+		UpdateRate:  1,
+	}
+	for _, l := range links {
+		p.Programs = append(p.Programs, Program{Link: l, Window: Window{Transfers: 1}})
+	}
+	return p
+}
+
+// WholeTensors is the bucket of all elements of the given tensors, in that order.
+func WholeTensors(j *job.Job, tensors ...job.TensorID) Bucket {
+	b := Bucket{Slices: make([]Slice, len(tensors))}
+	for i, t := range tensors {
+		b.Slices[i] = Slice{Tensor: t, Length: j.Tensors[t].Elements}
+	}
+	return b
+}
+
+// AddBucket appends a bucket and returns its position.
+func (p *Plan) AddBucket(b Bucket) int {
+	p.Buckets = append(p.Buckets, b)
+	return len(p.Buckets) - 1
+}
+
+// Add appends a transfer of a bucket of generation 0 to the program of a link
+// and returns its position there.
+func (p *Plan) Add(link int, kind cluster.Kind, bucket int, gates ...Gate) int {
+	x := &p.Programs[link]
+	x.Transfers = append(x.Transfers, Transfer{Kind: kind, Bucket: bucket, Gates: gates})
+	return len(x.Transfers) - 1
+}
+
+// AllReduce appends b as a bucket, and to the program of a link its all-reduce,
+// released when its gradients are ready. It returns the transfer's position.
+func (p *Plan) AllReduce(link int, b Bucket) int {
+	return p.Add(link, cluster.AllReduce, p.AddBucket(b), Gate{Kind: GradientReady})
+}
+
+// AddCollectives inserts the job's own collectives, once an iteration, into
+// the program of the first link, each before the first transfer that is
+// released no sooner in a stall-free execution of the job; those that follow
+// the barrier come last. Call it when all other transfers are in place: gates
+// that refer to positions in that program are adjusted.
+//
+// It returns an error when the job cannot be executed or the plan has no link.
+func (p *Plan) AddCollectives(j *job.Job) error {
+	if len(j.Collectives) == 0 {
+		return nil
+	}
+	if len(p.Programs) == 0 {
+		return fmt.Errorf("plan: the job's %d collectives need a link, and the plan has no program", len(j.Collectives))
+	}
+	s, old := j.Strip(p.Copies)
+	_, end, err := s.Schedule()
+	if err != nil {
+		return fmt.Errorf("plan: placing the job's collectives: %w", err)
+	}
+	at := releases{p, s, renumber(len(j.Ops), old), end}
+	comp, err := newCompute(s, nil)
+	if err != nil {
+		return fmt.Errorf("plan: placing the job's collectives: %w", err)
+	}
+
+	type entry struct {
+		Transfer
+		old  int // position so far; -1: a collective
+		when instant
+	}
+	var own, added []entry
+	var latest instant
+	for i, t := range p.Programs[0].Transfers {
+		latest = later(latest, at.transfer(&t)) // in-order dispatch
+		own = append(own, entry{t, i, latest})
+	}
+	barrier, next := barrierOps(s, comp)
+	if next {
+		barrier = nil
+	}
+	for i := range p.Period {
+		for c := range s.Collectives {
+			x := &s.Collectives[c]
+			kind, err := cluster.ParseKind(x.Kind)
+			if err != nil {
+				return fmt.Errorf("plan: collective %d %q of the job: %w", c, x.Name, err)
+			}
+			when := instant{i, math.Inf(-1)}
+			for _, o := range x.After {
+				when = later(when, instant{i, end[o]})
+				if slices.ContainsFunc(barrier, func(b job.OpID) bool { return comp.precedes(b, o) }) {
+					when.time = math.Inf(1)
+				}
+			}
+			added = append(added, entry{Transfer{Kind: kind, Bucket: -1, Collective: c, Iteration: i}, -1, when})
+		}
+	}
+	// Stable: at equal times the job's collectives go first, in recorded order.
+	all := append(added, own...)
+	slices.SortStableFunc(all, func(a, b entry) int { return a.when.compare(b.when) })
+
+	moved := make([]int, len(own))
+	out := make([]Transfer, len(all))
+	for i, e := range all {
+		out[i] = e.Transfer
+		if e.old >= 0 {
+			moved[e.old] = i
+		}
+	}
+	p.Programs[0].Transfers = out
+	for l := range p.Programs {
+		for t := range p.Programs[l].Transfers {
+			gates := p.Programs[l].Transfers[t].Gates
+			for g := range gates {
+				if gates[g].Kind == TransferDone && gates[g].Link == 0 {
+					gates[g].Transfer = moved[gates[g].Transfer]
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// instant is a time within an iteration, relative to the period.
+type instant struct {
+	iteration int
+	time      float64
+}
+
+func (a instant) compare(b instant) int {
+	return cmp.Or(cmp.Compare(a.iteration, b.iteration), cmp.Compare(a.time, b.time))
+}
+
+func later(a, b instant) instant {
+	if a.compare(b) < 0 {
+		return b
+	}
+	return a
+}
+
+// releases tells when the gates of transfers open in a stall-free execution.
+type releases struct {
+	plan     *Plan
+	job      *job.Job // stripped
+	renumber []job.OpID
+	end      []float64
+}
+
+func (r *releases) transfer(t *Transfer) instant {
+	when := instant{math.MinInt, 0}
+	for _, g := range t.Gates {
+		switch g.Kind {
+		case GradientReady:
+			last := r.plan.lastIteration(t.Generation)
+			for _, k := range r.plan.Buckets[t.Bucket].Tensors() {
+				for _, o := range r.job.Tensors[k].Producers {
+					when = later(when, instant{last, r.end[o]})
+				}
+			}
+		case OpDone:
+			if o := r.renumber[g.Op]; o >= 0 {
+				when = later(when, instant{g.Iteration, r.end[o]})
+			}
+		case Boundary:
+			when = later(when, instant{g.Iteration + 1, math.Inf(-1)})
+		}
+	}
+	return when
+}
+
+// lastIteration is the last iteration of a generation, both relative to the
+// period; the generation may be of another period.
+func (p *Plan) lastIteration(generation int) int {
+	n, r := divide(generation, len(p.Generations))
+	return n*p.Period + p.Generations[r].Last()
+}
+
+// divide is the division that rounds down, with its remainder in [0, b).
+func divide(a, b int) (quotient, remainder int) {
+	quotient, remainder = a/b, a%b
+	if remainder < 0 {
+		return quotient - 1, remainder + b
+	}
+	return quotient, remainder
+}
+
+// renumber inverts the mapping of job.Strip: -1 for ops that it removed.
+func renumber(n int, old []job.OpID) []job.OpID {
+	out := make([]job.OpID, n)
+	for i := range out {
+		out[i] = -1
+	}
+	for i, o := range old {
+		out[o] = job.OpID(i)
+	}
+	return out
+}
