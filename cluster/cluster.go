@@ -46,7 +46,7 @@ type Cluster struct {
 	// of (Seed, worker, iteration, op).
 	Jitter float64
 	Seed   uint64
-	// Workers lists the workers that differ from the rest, by rank.
+	// Workers lists the workers that differ from the rest, by ascending rank.
 	Workers []Worker
 }
 
@@ -56,15 +56,16 @@ type Worker struct {
 	Scale, Jitter float64
 }
 
-// Link is one network path that all workers share the use of, each through its
-// own port.
+// Link is one network path between the nodes, each with its own port, which the
+// workers of the node share.
 type Link struct {
 	Name      string
 	Latency   float64 // of one step between two workers, microseconds
 	Bandwidth float64 // of one port, each way, bits per second
 	Algorithm Algorithm
 	// Curve, when not empty, is the measured cost by size and replaces Latency,
-	// Bandwidth and Algorithm for the kinds it lists.
+	// Bandwidth and Algorithm for the kinds it lists: the points of one kind
+	// together, by ascending size.
 	Curve []Point
 	// Medium names what the link shares with other links of the same medium:
 	// their wires together never exceed the largest bandwidth among them. Empty:

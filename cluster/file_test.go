@@ -1,0 +1,127 @@
+package cluster
+
+import (
+	"bytes"
+	"reflect"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// genCluster draws valid clusters.
+func genCluster(t *rapid.T) *Cluster {
+	c := &Cluster{
+		Nodes:   rapid.IntRange(1, 40).Draw(t, "nodes"),
+		PerNode: rapid.IntRange(1, 8).Draw(t, "per-node"),
+		Overlap: rapid.Float64Range(0, 2).Draw(t, "overlap"),
+		Scale:   rapid.Float64Range(0.01, 100).Draw(t, "scale"),
+		Jitter:  rapid.Float64Range(0, 1).Draw(t, "jitter"),
+		Seed:    rapid.Uint64().Draw(t, "seed"),
+	}
+	c.Inside = &Link{
+		Name:      rapid.SampledFrom([]string{"", "nvlink"}).Draw(t, "inside"),
+		Bandwidth: rapid.Float64Range(1e3, 1e13).Draw(t, "inside bandwidth"),
+		Latency:   rapid.Float64Range(0, 1e4).Draw(t, "inside latency"),
+	}
+	for i := range rapid.IntRange(1, 3).Draw(t, "links") {
+		l := Link{
+			Name:      string(rune('a'+i)) + rapid.StringMatching(`[ -~äß]{0,8}`).Draw(t, "name"),
+			Bandwidth: rapid.Float64Range(1, 1e13).Draw(t, "bandwidth"),
+			Latency:   rapid.Float64Range(0, 1e6).Draw(t, "latency"),
+			Algorithm: rapid.SampledFrom([]Algorithm{Ring, HalvingDoubling, Tree, Hierarchical}).Draw(t, "algorithm"),
+			Medium:    rapid.SampledFrom([]string{"", "nic"}).Draw(t, "medium"),
+		}
+		if rapid.Bool().Draw(t, "measured") {
+			for _, k := range []Kind{AllReduce, Broadcast, Push} {
+				p := Point{Kind: k}
+				for range rapid.IntRange(0, 4).Draw(t, "points") {
+					p.Bytes += rapid.Int64Range(1, 1<<40).Draw(t, "bytes")
+					p.Time += rapid.Float64Range(0, 1e6).Draw(t, "time")
+					l.Curve = append(l.Curve, p)
+				}
+			}
+		}
+		c.Links = append(c.Links, l)
+	}
+	if rapid.Bool().Draw(t, "servers") {
+		c.Servers = &Servers{
+			Count:     rapid.IntRange(1, 50).Draw(t, "count"),
+			Colocated: rapid.Bool().Draw(t, "colocated"),
+			MergeRate: rapid.SampledFrom([]float64{0, 1, 1e9, 1.5 * (1 << 30), 12345.678}).Draw(t, "merge rate"),
+		}
+	}
+	for rank := range c.World() {
+		if rapid.IntRange(0, 9).Draw(t, "differs") == 0 {
+			c.Workers = append(c.Workers, Worker{rank, rapid.Float64Range(0.1, 10).Draw(t, "scale"), rapid.Float64Range(0, 1).Draw(t, "jitter")})
+		}
+	}
+	return c
+}
+
+func TestRoundTrip(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := genCluster(t)
+		var b bytes.Buffer
+		if err := Write(&b, c); err != nil {
+			t.Fatal(err)
+		}
+		got, err := Read(bytes.NewReader(b.Bytes()), "c.yaml")
+		if err != nil {
+			t.Fatalf("%v\n%s", err, &b)
+		}
+		if !reflect.DeepEqual(got, c) {
+			t.Fatalf("got  %+v\nwant %+v\n%s", got, c, &b)
+		}
+	})
+}
+
+func TestReadErrors(t *testing.T) {
+	const ok = "version: 1\nnodes: 2\nlinks:\n  - name: a\n    bandwidth: 1Gbit\n"
+	if _, err := Read(strings.NewReader(ok), "c.yaml"); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ text, want string }{
+		{"", "c.yaml: empty; a cluster file starts with version: 1"},
+		{"# nothing\n", "c.yaml: empty; a cluster file starts with version: 1"},
+		{"hello\n", `c.yaml:1:1: keys and values expected, not "hello"`},
+		{"nodes: 2\n", "c.yaml:1:1: version: missing"},
+		{"version: 2\n", `c.yaml:1:10: version: "2"; this program reads version 1`},
+		{"version: 1\nnode: 2\n", `c.yaml:2:1: unknown key "node"; did you mean "nodes"?`},
+		{ok + "    bandwith: 1Gbit\n", `c.yaml:6:5: unknown key "links[0].bandwith"; did you mean "bandwidth"?`},
+		{ok + "    latency: 25\n", `c.yaml:6:14: links[0].latency: time "25": no unit; known: [s ms us ns µs]`},
+		{ok + "    latency: -25us\n", `c.yaml:6:14: links[0].latency: time "-25us": negative`},
+		{ok + "    latency: .nan\n", `c.yaml:6:14: links[0].latency: time ".nan": unknown unit "nan"; known: [s ms us ns µs]`},
+		{ok + "    algorithm: rign\n", `c.yaml:6:16: links[0].algorithm: unknown algorithm "rign"; did you mean "ring"?`},
+		{ok + "    bandwidth: 2Gbit\n", `c.yaml:6:5: mapping key "bandwidth" already defined at [5:5]`},
+		{ok + "  - name: a\n    bandwidth: 1Gbit\n", `c.yaml:6:5: links[1].name: "a" is already the name of links[0]`},
+		{ok + "nodes: 3\n", `c.yaml:6:1: mapping key "nodes" already defined at [2:1]`},
+		{ok + "per-node: 0\n", "c.yaml:6:1: per-node: 0; a node has at least one worker"},
+		{ok + "per-node: two\n", `c.yaml:6:11: per-node: "two" is not a whole number`},
+		{ok + "per-node:\n", "c.yaml:6:11: per-node: a value expected"},
+		{ok + "per-node: [1]\n", "c.yaml:6:11: per-node: a value expected"},
+		{ok + "    curve: fast\n", "c.yaml:6:12: links[0].curve: a list expected (- ...)"},
+		{ok + "    curve:\n      - {kind: all-reduce, bytes: 1KiB, time: 3us}\n      - {kind: all-reduce, bytes: 2KiB, time: 2us}\n",
+			"c.yaml:8:41: links[0].curve[1].time: all-reduce of 2048 bytes takes 2 us, less than 3 us for 1024 bytes; measure again, or leave the point out that is off"},
+		{ok + "    curve:\n      - {kind: all-reduce, bytes: 1KiB}\n", "c.yaml:7:9: links[0].curve[0].time: missing"},
+		{ok + "    algorithm: tree\nper-node: 2\n", "c.yaml:6:5: links[0].algorithm: tree with 2 workers a node runs inside the nodes too, and the cluster has no link inside"},
+		{ok + "workers:\n  - {rank: 2}\n", "c.yaml:7:6: workers[0].rank: there is no rank 2; there are 2, from 0"},
+		{ok + "workers:\n  - {rank: 0}\n  - {rank: 0}\n", "c.yaml:8:6: workers[1].rank: rank 0 is listed twice"},
+		{ok + "  - bandwidth: 1Gbit\n", "c.yaml:6:5: links[1].name: missing"},
+		{ok + "servers: {count: 0}\n", "c.yaml:6:18: servers.count: 0; at least 1"},
+		{ok + "servers: {count: 2, merge-rate: 1GiB/s, colocated: yes}\n", `c.yaml:6:52: servers.colocated: "yes" is neither true nor false`},
+		{ok + "overlap: .inf\n", `c.yaml:6:10: overlap: ".inf" is not a number`},
+		{ok + "jitter: 1.5\n", "c.yaml:6:1: jitter: 1.5; it is from 0 to 1"},
+		{ok + "---\nversion: 1\n", "c.yaml:7:8: a second document; a cluster file has one"},
+		{ok + "seed: &x 3\n", `c.yaml:6:7: "&": Anchor is not part of a cluster file`},
+		{"a:\n  <<: b\n", "c.yaml:2: merge keys (<<) are not part of a cluster file"},
+		{"[[[[[[[[", "c.yaml:1:5: nested too deep for a cluster file"},
+		{"version: 1\n  nodes: 2\n", "c.yaml:1:10: mapping value is not allowed in this context"},
+		{strings.Repeat("#", maxFile+1), "c.yaml: larger than 1048576 bytes, the most that a cluster file may have"},
+	} {
+		_, err := Read(strings.NewReader(c.text), "c.yaml")
+		if err == nil || err.Error() != c.want {
+			t.Errorf("%.80q:\n got %v\nwant %v", c.text, err, c.want)
+		}
+	}
+}

@@ -1,0 +1,188 @@
+package cluster
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"weft/internal/near"
+)
+
+// unit is a suffix and what one of it is in the quantity's own unit. A table
+// lists the units that values are written with first, from large to small.
+type unit struct {
+	suffix string
+	factor float64
+}
+
+var (
+	bandwidthUnits = []unit{ // bits per second
+		{"Tbit", 1e12}, {"Gbit", 1e9}, {"Mbit", 1e6}, {"kbit", 1e3}, {"bit", 1},
+		{"TB", 8e12}, {"GB", 8e9}, {"MB", 8e6}, {"kB", 8e3}, {"B", 8},
+		{"TiB", 8 << 40}, {"GiB", 8 << 30}, {"MiB", 8 << 20}, {"KiB", 8 << 10},
+	}
+	timeUnits = []unit{ // microseconds
+		{"s", 1e6}, {"ms", 1e3}, {"us", 1}, {"ns", 1e-3}, {"µs", 1},
+	}
+	sizeUnits = []unit{ // bytes
+		{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1},
+		{"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}, {"TiB", 1 << 40},
+	}
+)
+
+// ParseBandwidth reads a number with a unit: bit, kbit, Mbit, Gbit, Tbit, or B,
+// kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (powers of 1024), each
+// with or without "/s". The result is bits per second.
+func ParseBandwidth(s string) (float64, error) {
+	return parseQuantity("bandwidth", strings.TrimSuffix(s, "/s"), bandwidthUnits)
+}
+
+// ParseLatency reads a time with its unit, ns, us (or µs), ms or s. The result
+// is microseconds.
+func ParseLatency(s string) (float64, error) { return parseQuantity("time", s, timeUnits) }
+
+// ParseSize reads a size with its unit, B, kB, MB, GB, TB (powers of 1000) or
+// KiB, MiB, GiB, TiB (powers of 1024); a number alone is bytes. It must come to
+// whole bytes.
+func ParseSize(s string) (int64, error) {
+	text := s
+	if _, err := strconv.ParseFloat(s, 64); err == nil {
+		text += "B"
+	}
+	b, err := parseQuantity("size", text, sizeUnits)
+	if err != nil {
+		return 0, err
+	}
+	if b != math.Trunc(b) || b > MaxBytes {
+		return 0, fmt.Errorf("size %q: not a whole number of bytes up to 8 PiB", s)
+	}
+	return int64(b), nil
+}
+
+func parseQuantity(what, s string, units []unit) (float64, error) {
+	number := strings.TrimRight(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZµ")
+	suffix := s[len(number):]
+	known := make([]string, len(units))
+	for i, u := range units {
+		known[i] = u.suffix
+		if u.suffix != suffix {
+			continue
+		}
+		v, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+		switch {
+		case err != nil || math.IsNaN(v) || math.IsInf(v*u.factor, 0):
+			return 0, fmt.Errorf("%s %q: %q is not a number", what, s, number)
+		case v < 0:
+			return 0, fmt.Errorf("%s %q: negative", what, s)
+		}
+		return v * u.factor, nil
+	}
+	if suffix == "" {
+		return 0, fmt.Errorf("%s %q: no unit; known: %v", what, s, known)
+	}
+	return 0, fmt.Errorf("%s %q: unknown unit %q%s", what, s, suffix, near.Hint(suffix, known))
+}
+
+// format writes v with the largest unit of which it is at least one and that
+// reads back as exactly v.
+func format(v float64, units []unit, smallest string) string {
+	text := func(u unit) string { return strconv.FormatFloat(v/u.factor, 'g', -1, 64) }
+	for _, u := range units {
+		if n := text(u); v >= u.factor && !strings.ContainsAny(n, "e") {
+			if back, _ := strconv.ParseFloat(n, 64); back*u.factor == v {
+				return n + u.suffix
+			}
+		}
+		if u.suffix == smallest {
+			break
+		}
+	}
+	return strconv.FormatFloat(v, 'g', -1, 64) + smallest
+}
+
+func formatBandwidth(bits float64) string { return format(bits, bandwidthUnits, "bit") }
+func formatTime(us float64) string        { return format(us, timeUnits, "us") }
+func formatRate(bytes float64) string     { return format(bytes*8, bandwidthUnits[5:], "B") }
+func formatSize(b int64) string           { return format(float64(b), sizeUnits, "B") }
+
+// ParseKind is the inverse of [Kind.String].
+func ParseKind(s string) (Kind, error) { return parseName[Kind]("transfer kind", s, kindNames) }
+
+// ParseAlgorithm is the inverse of [Algorithm.String].
+func ParseAlgorithm(s string) (Algorithm, error) {
+	return parseName[Algorithm]("algorithm", s, algorithmNames)
+}
+
+func parseName[T ~uint8](what, s string, names []string) (T, error) {
+	for i, n := range names {
+		if n == s {
+			return T(i), nil
+		}
+	}
+	return 0, fmt.Errorf("unknown %s %q%s", what, s, near.Hint(s, names))
+}
+
+// MarshalText and UnmarshalText use the name, so that files of other packages
+// that hold a Kind spell it alike.
+func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
+
+func (k *Kind) UnmarshalText(b []byte) (err error) {
+	*k, err = ParseKind(string(b))
+	return err
+}
+
+// ParseLink reads a link as flags give it: parts separated by commas, in any
+// order. A part with a unit of bandwidth or of time alone is the bandwidth or
+// the latency; other parts are key=value with the keys of the cluster file:
+//
+//	10Gbit,25us
+//	name=eth0,10Gbit,25us,algorithm=tree
+//
+// The bandwidth is required. The latency is 0 if not given, the name "net".
+func ParseLink(s string) (Link, error) {
+	l := Link{Name: "net"}
+	var given []string
+	for part := range strings.SplitSeq(s, ",") {
+		part = strings.TrimSpace(part)
+		key, value, found := strings.Cut(part, "=")
+		if !found {
+			key, value = "bandwidth", part
+			if _, err := ParseLatency(part); err == nil {
+				key = "latency"
+			}
+		}
+		if slices.Contains(given, key) {
+			return Link{}, fmt.Errorf("link %q: %s given twice", s, key)
+		}
+		given = append(given, key)
+		var err error
+		switch key {
+		case "name":
+			l.Name = value
+		case "medium":
+			l.Medium = value
+		case "algorithm":
+			l.Algorithm, err = ParseAlgorithm(value)
+		case "latency":
+			l.Latency, err = ParseLatency(value)
+		case "bandwidth":
+			l.Bandwidth, err = ParseBandwidth(value)
+		default:
+			err = fmt.Errorf("unknown key %q%s", key, near.Hint(key, linkFlags))
+		}
+		if err != nil {
+			return Link{}, fmt.Errorf("link %q: %w", s, err)
+		}
+	}
+	if !slices.Contains(given, "bandwidth") {
+		return Link{}, fmt.Errorf("link %q: no bandwidth; write it as in 10Gbit,25us", s)
+	}
+	if err := l.check("link"); err != nil {
+		return Link{}, fmt.Errorf("link %q: %w", s, err)
+	}
+	return l, nil
+}
+
+var linkFlags = []string{"name", "bandwidth", "latency", "algorithm", "medium"}
