@@ -15,7 +15,7 @@ import (
 
 // maxValue bounds one JSON value that must be in memory at once: an event, a
 // string. Real events are below a megabyte.
-const maxValue = 64 << 20
+const maxValue = 16 << 20
 
 // ReadOptions are the caller's wishes for [Read].
 type ReadOptions struct {
@@ -180,11 +180,10 @@ func (d *reader) document() error {
 	if err := read(); err != nil {
 		return err
 	}
-	_, err := d.token()
-	if err == io.EOF || d.text.err != nil {
+	d.offset = d.dec.InputOffset()
+	if _, err := d.token(); err == io.EOF || d.text.err != nil {
 		return d.text.err
 	}
-	d.offset = d.dec.InputOffset()
 	return d.bad("more text after the end of the trace: if traces were joined, give each as its own file")
 }
 
@@ -319,5 +318,5 @@ func (d *reader) syntax(s *jsontext.SyntacticError) string {
 			}
 		}
 	}
-	return fmt.Sprintf("event %q: %s is not a finite number; record or export the trace again", name, s.JSONPointer.LastToken())
+	return fmt.Sprintf("event %.80q: %s is not a finite number; record or export the trace again", name, s.JSONPointer.LastToken())
 }

@@ -33,11 +33,13 @@ var categories = map[string]Category{
 // ops. Arrows from launches to device ops say what the correlation says.
 var flows = []string{"fwdbwd", "forward_backward"}
 
-// maxReasons bounds the reasons that are counted apart.
+// maxReasons bounds the reasons that are counted apart, and their length.
 const maxReasons = 64
 
+// drop counts what is not kept.
 func (d *reader) drop(reason string) {
-	if _, ok := d.trace.Dropped[reason]; !ok && len(d.trace.Dropped) >= maxReasons {
+	_, known := d.trace.Dropped[reason]
+	if !known && (len(d.trace.Dropped) >= maxReasons || len(reason) > maxReasons) {
 		reason = "other"
 	}
 	d.trace.Dropped[reason]++
@@ -113,7 +115,7 @@ func (d *reader) complete(f *fields) (err error) {
 		return err
 	}
 	if e.Dur < 0 {
-		return d.bad("event %q: negative duration %s: record or export the trace again", f.name, f.dur)
+		return d.bad("event %.80q: negative duration %.40s: record or export the trace again", f.name, f.dur)
 	}
 	if e.Row, err = d.row(f.pid, f.tid, e.Cat.Device()); err != nil {
 		return err
@@ -128,7 +130,7 @@ func (d *reader) complete(f *fields) (err error) {
 func (d *reader) time(f *fields, member string, v []byte) (int64, error) {
 	ns, err := nanoseconds(v)
 	if err != nil {
-		return 0, d.bad("event %q: %s %.40s %v: record or export the trace again", f.name, member, v, err)
+		return 0, d.bad("event %.80q: %s %.40s %v: record or export the trace again", f.name, member, v, err)
 	}
 	return ns, nil
 }
@@ -298,6 +300,9 @@ func word(v []byte) string {
 func inputs(dims, types []byte) (shapes [][]int64, names []string) {
 	if len(dims) == 0 || dims[0] != '[' {
 		return nil, nil
+	}
+	if len(types) == 0 || types[0] != '[' {
+		types = nil
 	}
 	typ, rest := next(inside(types))
 	for input := range elements(dims) {

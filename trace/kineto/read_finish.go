@@ -121,7 +121,7 @@ func (d *reader) checkRanks() error {
 		}
 		if a, b := t.Rows[last.Row].Pid, t.Rows[e.Row].Pid; a != b || e.Start < last.End()-maxOverlap {
 			return &Error{Name: t.Name, Offset: -1, Msg: fmt.Sprintf(
-				"several ranks in one file: traceEvents[%d] (%s, process %s) and traceEvents[%d] (%s, process %s) cannot be steps of one process; give each rank's trace as its own file",
+				"several ranks in one file: traceEvents[%d] (%.80q, process %.40q) and traceEvents[%d] (%.80q, process %.40q) cannot be steps of one process; give each rank's trace as its own file",
 				last.order, t.Names[last.Name], a, e.order, t.Names[e.Name], b)}
 		}
 		last = e
@@ -138,13 +138,6 @@ func (d *reader) checkLaunches() error {
 		corr  uint32
 	}
 	var launches []launch
-	n := 0
-	for i := range t.Events {
-		if e := &t.Events[i]; e.Cat == Runtime && e.Corr != 0 {
-			n++
-		}
-	}
-	launches = make([]launch, 0, n)
 	for i := range t.Events {
 		if e := &t.Events[i]; e.Cat == Runtime && e.Corr != 0 {
 			launches = append(launches, launch{e.Start, e.Corr})
@@ -165,7 +158,7 @@ func (d *reader) checkLaunches() error {
 		skew := launches[at].start - e.Start
 		if skew > MaxSkew {
 			return &Error{Name: t.Name, Offset: -1, Msg: fmt.Sprintf(
-				"traceEvents[%d] (%s) starts %d.%03d us before its launch (correlation %d); clocks differ by at most %d us: record the trace again",
+				"traceEvents[%d] (%.80q) starts %d.%03d us before its launch (correlation %d); clocks differ by at most %d us: record the trace again",
 				e.order, t.Names[e.Name], skew/1000, skew%1000, e.Corr, MaxSkew/1000)}
 		}
 		t.Skew = max(t.Skew, skew)
