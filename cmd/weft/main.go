@@ -1,9 +1,44 @@
 // Command weft compiles communication schedules for data-parallel training.
 package main
 
-import "fmt"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"weft/internal/cli"
+)
 
 // version is set by the linker; see the Makefile.
 var version = "unknown"
 
-func main() { fmt.Println("weft", version) }
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends at once
+	os.Exit(run(ctx, cli.NewConsole(os.Stdin, os.Stdout, os.Stderr), os.Args[1:]))
+}
+
+// run executes one command line and returns its exit code.
+func run(ctx context.Context, c *cli.Console, args []string) int {
+	root := newRoot(c)
+	root.SetArgs(args)
+	cmd, err := root.ExecuteContextC(ctx)
+	if err != nil && ctx.Err() != nil {
+		fmt.Fprintln(c.Err, "weft: interrupted")
+		return cli.Interrupted
+	}
+	if err != nil && !errors.As(err, new(worked)) {
+		err = cli.Usage(err)
+	}
+	code := cli.Code(err)
+	switch code {
+	case cli.BadUsage:
+		fmt.Fprintf(c.Err, "weft: %v\nsee: %s --help\n", err, cmd.CommandPath())
+	case cli.BadInput:
+		fmt.Fprintf(c.Err, "weft: %v\n", err)
+	}
+	return code
+}

@@ -30,10 +30,10 @@ func NewConsole(in, out, err *os.File) *Console {
 	}
 }
 
-// WriteFile makes the file name, or for "-" the standard output, hold what
+// WriteFile makes the file name, or the standard output, hold what
 // write writes: whole, or not at all.
 func (c *Console) WriteFile(ctx context.Context, name string, write func(io.Writer) error) error {
-	if name == "-" {
+	if name == Stdout {
 		return write(c.Out)
 	}
 	return atomicfile.Write(ctx, name, write)

@@ -13,6 +13,9 @@ import (
 	"github.com/jedib0t/go-pretty/v6/text"
 )
 
+// width of a page: text keeps to it where it can.
+const width = 80
+
 // Report is what a command has to say: facts, tables, notes. One value is
 // printed as text, for people, or as JSON, for programs.
 type Report struct {
@@ -61,6 +64,7 @@ type (
 	Ratio   float64 // two decimals
 	Percent float64 // a fraction; in text in percent
 	Rate    float64 // bytes a microsecond: megabytes a second
+	Count   float64 // as many digits as it needs, at most two decimals
 )
 
 func (v Time) String() string    { return decimal(float64(v)/1000, 2) }
@@ -68,6 +72,9 @@ func (v Bytes) String() string   { return decimal(float64(v)/1e6, 2) }
 func (v Ratio) String() string   { return decimal(float64(v), 2) }
 func (v Percent) String() string { return decimal(100*float64(v), 1) }
 func (v Rate) String() string    { return decimal(float64(v), 1) }
+func (v Count) String() string {
+	return strconv.FormatFloat(math.Round(100*float64(v))/100, 'f', -1, 64)
+}
 
 // decimal writes v with so many digits after the point, and without a negative zero.
 func decimal(v float64, digits int) string {
@@ -97,7 +104,7 @@ func (r *Report) writeText(w io.Writer, color bool) error {
 	if len(r.Notes) > 0 {
 		var notes strings.Builder
 		for _, n := range r.Notes {
-			notes.WriteString(wrap("note: "+n, 80, "      "))
+			notes.WriteString(wrap("note: "+n, width, "      "))
 		}
 		parts = append(parts, notes.String())
 	}
@@ -106,27 +113,33 @@ func (r *Report) writeText(w io.Writer, color bool) error {
 }
 
 func (r *Report) facts() string {
-	width := 0
+	labels := 0
 	for _, f := range r.Facts {
-		width = max(width, len(f.Label))
+		labels = max(labels, len(f.Label))
 	}
 	var b strings.Builder
 	for _, f := range r.Facts {
-		fmt.Fprintf(&b, "%-*s  %s\n", width, f.Label, cell(f.Value))
+		fmt.Fprintf(&b, "%-*s  %s\n", labels, f.Label, cell(f.Value))
 	}
 	return b.String()
 }
 
-// style has no borders: columns two spaces apart, a rule under the head.
-var style = table.Style{
-	Box:     table.BoxStyle{MiddleHorizontal: "─", MiddleSeparator: "─", PaddingRight: " "},
-	Format:  table.FormatOptions{Header: text.FormatDefault, HeaderVAlign: text.VAlignBottom},
-	Options: table.Options{SeparateHeader: true, SeparateColumns: false},
+// style has no borders: a rule under the head, and a gap between columns.
+func style(gap int) table.Style {
+	return table.Style{
+		Box: table.BoxStyle{
+			MiddleHorizontal: "─",
+			MiddleSeparator:  strings.Repeat("─", gap),
+			MiddleVertical:   strings.Repeat(" ", gap),
+		},
+		Format:  table.FormatOptions{Header: text.FormatDefault, HeaderVAlign: text.VAlignBottom},
+		Options: table.Options{SeparateHeader: true, SeparateColumns: true},
+	}
 }
 
 func (t *Table) text(color bool) string {
 	tw := table.NewWriter()
-	tw.SetStyle(style)
+	tw.SetStyle(style(2))
 	tw.SuppressTrailingSpaces()
 
 	head := make(table.Row, len(t.Columns))
@@ -148,6 +161,10 @@ func (t *Table) text(color bool) string {
 		tw.AppendRow(row)
 	}
 	out := tw.Render() + "\n"
+	if text.LongestLineLen(out) > width {
+		tw.SetStyle(style(1))
+		out = tw.Render() + "\n"
+	}
 	if t.Title != "" {
 		out = t.Title + "\n" + out
 	}
@@ -251,6 +268,8 @@ func float(v any) (float64, bool) {
 	case Percent:
 		return float64(v), true
 	case Rate:
+		return float64(v), true
+	case Count:
 		return float64(v), true
 	}
 	return 0, false

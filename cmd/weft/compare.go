@@ -1,0 +1,59 @@
+package main
+
+import (
+	"cmp"
+
+	"github.com/spf13/cobra"
+
+	"weft/compare"
+	"weft/internal/cli"
+	"weft/internal/view"
+	"weft/policy/all"
+)
+
+func newCompare(c *cli.Console) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "compare TRACE|JOB",
+		Short: "Rank every schedule on your job and cluster",
+		Long: `Builds the plan of every policy for the job, proves it, simulates it on the
+cluster, and ranks the results. The last row is a lower bound: no synchronous
+schedule is faster, and the gap is what a better one could still gain.`,
+		Example: `  weft compare trace.json.gz --workers 16 --link 10Gbit,25us
+  weft compare trace.json.gz --workers 16 --link 10Gbit,25us --link 100Gbit,5us
+  weft compare job.json --cluster cluster.yaml --json`,
+		Args: cobra.ExactArgs(1),
+	}
+	var jobs cli.JobFlags
+	var clusters cli.ClusterFlags
+	var policies cli.PolicyFlags
+	clusters.Register(cmd.Flags())
+	jobs.Register(cmd.Flags())
+	policies.Register(cmd.Flags())
+	asJSON := jsonFlag(cmd)
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
+		return cmp.Or(clusters.Check(cmd.Flags()), policies.Check())
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		ctx := cmd.Context()
+		j, err := jobs.Job(ctx, c, args[0])
+		if err != nil {
+			return err
+		}
+		on, err := clusters.Cluster(ctx, c, j)
+		if err != nil {
+			return err
+		}
+		var result *compare.Comparison
+		err = c.Track("simulating", func(progress func(done, total int)) error {
+			result, err = compare.Run(ctx, j, on, compare.Options{
+				Policies: all.Policies(), Policy: policies.Options, Progress: progress,
+			})
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		return c.Print(view.Comparison(result, j, on), *asJSON)
+	}
+	return cmd
+}

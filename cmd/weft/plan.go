@@ -1,0 +1,81 @@
+package main
+
+import (
+	"cmp"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"weft/internal/cli"
+	"weft/internal/view"
+	"weft/plan"
+	"weft/policy"
+	"weft/policy/all"
+)
+
+func newPlan(c *cli.Console) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "plan TRACE|JOB",
+		Short: "Build a policy's plan; explain and check plans",
+		Long: `Builds the plan that a policy makes for a job on a cluster, proves it, and
+writes it to a file or, without -o, to the standard output.`,
+		Example: `  weft plan trace.json.gz --cluster cluster.yaml --policy mg-wfbp -o plan.json
+  weft plan explain plan.json
+  weft plan check plan.json --job job.json`,
+		Args: cobra.ExactArgs(1),
+	}
+	cmd.AddCommand(newPlanExplain(c), newPlanCheck(c))
+
+	var jobs cli.JobFlags
+	var clusters cli.ClusterFlags
+	var policies cli.PolicyFlags
+	clusters.Register(cmd.Flags())
+	jobs.Register(cmd.Flags())
+	policies.Register(cmd.Flags())
+	name := cmd.Flags().String("policy", "", "`name` of the policy; weft policies lists them")
+	cmd.RegisterFlagCompletionFunc("policy", cobra.FixedCompletions(policyNames(), cobra.ShellCompDirectiveNoFileComp))
+	out := outFlag(cmd, cli.Stdout)
+	asJSON := jsonFlag(cmd)
+	var chosen policy.Policy
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) (err error) {
+		if *name == "" {
+			return cli.Usagef("no --policy; weft policies lists them")
+		}
+		chosen, err = all.Lookup(*name)
+		return cmp.Or(err, clusters.Check(cmd.Flags()), policies.Check())
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		ctx := cmd.Context()
+		j, err := jobs.Job(ctx, c, args[0])
+		if err != nil {
+			return err
+		}
+		on, err := clusters.Cluster(ctx, c, j)
+		if err != nil {
+			return err
+		}
+		p, err := chosen.Build(j, on, policies.Options)
+		if err != nil {
+			return err
+		}
+		if err := plan.Check(p, j, plan.DefaultLimits).Err(); err != nil {
+			return err
+		}
+		if err := c.WriteFile(ctx, *out, func(w io.Writer) error { return plan.Write(w, p) }); err != nil {
+			return err
+		}
+		if *out == cli.Stdout {
+			return nil
+		}
+		return c.Print(view.Plan(p, j), *asJSON)
+	}
+	return cmd
+}
+
+func policyNames() []string {
+	var names []string
+	for _, p := range all.Policies() {
+		names = append(names, p.Name)
+	}
+	return names
+}

@@ -1,0 +1,73 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"weft/internal/cli"
+	"weft/internal/view"
+	"weft/plan"
+)
+
+func newPlanCheck(c *cli.Console) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "check PLAN --job JOB | check PLAN PLAN",
+		Short: "Prove or refute every rule for a plan",
+		Long: `Proves every rule of plans for this plan and job, whatever the times, or refutes
+it with a witness. With two plans: tells whether ranks that hold them could run
+together. Exit code 1 means refuted, or different.`,
+		Example: `  weft plan check plan.json --job job.json
+  weft plan check plan.json --job job.json --max-delay 1
+  weft plan check rank0.json rank1.json`,
+		Args: cobra.RangeArgs(1, 2),
+	}
+	jobFile := cmd.Flags().String("job", "", "`file` of the job, or the trace, that the plan is for")
+	var jobs cli.JobFlags
+	var limits cli.LimitFlags
+	jobs.Register(cmd.Flags())
+	limits.Register(cmd.Flags())
+	asJSON := jsonFlag(cmd)
+	cmd.PreRunE = func(_ *cobra.Command, args []string) error {
+		if (len(args) == 1) != (*jobFile != "") {
+			return cli.Usagef("give one plan and --job, or two plans")
+		}
+		return nil
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		p, err := c.Plan(cmd.Context(), args[0])
+		if err != nil {
+			return err
+		}
+		if len(args) == 2 {
+			other, err := c.Plan(cmd.Context(), args[1])
+			if err != nil {
+				return err
+			}
+			return answer(c, plan.Same(p, other), *asJSON)
+		}
+		j, err := jobs.Job(cmd.Context(), c, *jobFile)
+		if err != nil {
+			return err
+		}
+		report := plan.Check(p, j, limits.Limits(cmd.Flags()))
+		if *asJSON {
+			err = c.Print(view.Check(report), true)
+		} else {
+			_, err = fmt.Fprint(c.Out, report)
+		}
+		if err == nil && !report.OK() {
+			err = cli.ErrNo
+		}
+		return err
+	}
+	return cmd
+}
+
+// answer prints whether two plans are the same: a difference is a no.
+func answer(c *cli.Console, difference error, asJSON bool) error {
+	if err := c.Print(view.Same(difference), asJSON); err != nil || difference == nil {
+		return err
+	}
+	return cli.ErrNo
+}

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"weft/internal/cli"
+	"weft/internal/near"
+)
+
+func newRoot(c *cli.Console) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "weft",
+		Short: "Compile communication schedules for data-parallel training",
+		Long: `Weft reads a profiler trace that you already have and tells where the step time
+goes, and what another schedule of communication would make of it.
+
+A file named "-" is the standard input or output.
+Exit codes: 0 fine, 1 the answer is no, 2 bad usage, 3 bad input or a file that
+cannot be read or written, 130 interrupted.`,
+		Example: `  weft inspect trace.json.gz
+  weft compare trace.json.gz --workers 16 --link 10Gbit,25us`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.SetIn(c.In)
+	root.SetOut(c.Out)
+	root.SetErr(c.Err)
+	root.AddCommand(newInspect(c), newCompare(c), newPlan(c), newSimulate(c), newImport(c), newPolicies(c), newVersion(c))
+	root.InitDefaultCompletionCmd()
+	mark(root)
+
+	root.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		var names []string
+		for _, sub := range cmd.Commands() {
+			names = append(names, sub.Name())
+		}
+		return fmt.Errorf("no command %q%s", args[0], near.Hint(args[0], names))
+	}
+	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	return root
+}
+
+// worked is an error that a command met at work. Errors that are not were found
+// by cobra in the command line.
+type worked struct{ error }
+
+func (e worked) Unwrap() error { return e.error }
+
+// mark wraps the errors of the work of cmd and its subcommands.
+func mark(cmd *cobra.Command) {
+	if work := cmd.RunE; work != nil {
+		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			if err := work(cmd, args); err != nil {
+				return worked{err}
+			}
+			return nil
+		}
+	}
+	for _, sub := range cmd.Commands() {
+		mark(sub)
+	}
+}
+
+// jsonFlag adds --json.
+func jsonFlag(cmd *cobra.Command) *bool {
+	return cmd.Flags().Bool("json", false, "print JSON, with times in microseconds and sizes in bytes")
+}

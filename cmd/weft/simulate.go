@@ -1,0 +1,73 @@
+package main
+
+import (
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"weft/internal/cli"
+	"weft/internal/view"
+	"weft/sim"
+	"weft/timeline"
+)
+
+func newSimulate(c *cli.Console) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "simulate --job JOB --plan PLAN",
+		Short: "Run a plan in simulated time",
+		Long: `Runs a plan of a job on a cluster in simulated time, and tells where an
+iteration's time goes and how long each transfer waits and takes. With -o it
+writes the timeline as a Chrome trace, which Perfetto opens.`,
+		Example: `  weft simulate --job job.json --cluster cluster.yaml --plan plan.json
+  weft simulate --job job.json --link 10Gbit,25us --plan plan.json -o timeline.json`,
+		Args: cobra.NoArgs,
+	}
+	jobFile := cmd.Flags().String("job", "", "`file` of the job, or the trace, that the plan is for")
+	planFile := cmd.Flags().String("plan", "", "`file` of the plan")
+	cmd.MarkFlagRequired("job")
+	cmd.MarkFlagRequired("plan")
+	var jobs cli.JobFlags
+	var clusters cli.ClusterFlags
+	clusters.Register(cmd.Flags())
+	jobs.Register(cmd.Flags())
+	iterations := cmd.Flags().Int("iterations", 0, "`number` of iterations (default: twelve periods of the plan)")
+	out := outFlag(cmd, "")
+	asJSON := jsonFlag(cmd)
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
+		if *iterations < 0 {
+			return cli.Usagef("--iterations %d: at least 1", *iterations)
+		}
+		return clusters.Check(cmd.Flags())
+	}
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		ctx := cmd.Context()
+		j, err := jobs.Job(ctx, c, *jobFile)
+		if err != nil {
+			return err
+		}
+		on, err := clusters.Cluster(ctx, c, j)
+		if err != nil {
+			return err
+		}
+		p, err := c.Plan(ctx, *planFile)
+		if err != nil {
+			return err
+		}
+		var result *sim.Result
+		err = c.Spin("simulating", func() error {
+			result, err = sim.Run(ctx, j, on, p, sim.Options{Iterations: *iterations, Timeline: true})
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if *out != "" {
+			err := c.WriteFile(ctx, *out, func(w io.Writer) error { return timeline.WriteChrome(w, result.Timeline) })
+			if err != nil || *out == cli.Stdout {
+				return err
+			}
+		}
+		return c.Print(view.Simulation(result, j, on), *asJSON)
+	}
+	return cmd
+}

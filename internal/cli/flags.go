@@ -1,0 +1,170 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/spf13/pflag"
+
+	"weft/cluster"
+	"weft/job"
+	"weft/plan"
+	"weft/policy"
+	"weft/trace/kineto"
+)
+
+// JobFlags say what a trace does not.
+type JobFlags struct{ tensors, update string }
+
+// Register adds the flags.
+func (f *JobFlags) Register(fs *pflag.FlagSet) {
+	fs.StringVar(&f.tensors, "tensors", "", "`file` with a line for each parameter: name, elements, dtype")
+	fs.StringVar(&f.update, "update", "", "update `mode`: per-tensor or global (default: as recognised)")
+}
+
+// Job reads the job that a command line names.
+func (f *JobFlags) Job(ctx context.Context, c *Console, name string) (*job.Job, error) {
+	var o kineto.JobOptions
+	if f.update != "" {
+		mode, err := job.ParseMode(f.update)
+		if err != nil {
+			return nil, Usagef("--update: %w", err)
+		}
+		o.Update = &mode
+	}
+	var err error
+	if o.Tensors, err = c.tensors(ctx, f.tensors); err != nil {
+		return nil, err
+	}
+	return c.job(ctx, name, o)
+}
+
+// ClusterFlags name a cluster file or describe a cluster of equal workers.
+type ClusterFlags struct {
+	file             string
+	workers, perNode int
+	specs            []string
+	overlap          float64
+
+	links []cluster.Link // parsed specs
+}
+
+// Register adds the flags.
+func (f *ClusterFlags) Register(fs *pflag.FlagSet) {
+	fs.StringVar(&f.file, "cluster", "", "cluster `file` (YAML), in place of the next four")
+	fs.StringArrayVar(&f.specs, "link", nil, "bandwidth and latency of one step between nodes, `as in 10Gbit,25us`; again for a second link")
+	fs.IntVar(&f.workers, "workers", 0, "`number` of workers (default: as recorded)")
+	fs.IntVar(&f.perNode, "per-node", 1, "`number` of workers a node")
+	fs.Float64Var(&f.overlap, "overlap", 0, "a transfer slows computation by this `share`: rate 1/(1+share)")
+}
+
+// Check reports what is wrong with the flags by themselves, before any input is
+// read.
+func (f *ClusterFlags) Check(fs *pflag.FlagSet) error {
+	if f.file == "" && len(f.specs) == 0 {
+		return Usagef("no network: give --link, as in --link 10Gbit,25us, or --cluster FILE")
+	}
+	for _, name := range []string{"link", "workers", "per-node", "overlap"} {
+		if f.file != "" && fs.Changed(name) {
+			return Usagef("--cluster and --%s exclude each other: the file describes the whole cluster", name)
+		}
+	}
+	if fs.Changed("workers") && f.workers < 1 {
+		return Usagef("--workers %d: at least 1", f.workers)
+	}
+	if f.perNode < 1 {
+		return Usagef("--per-node %d: at least 1", f.perNode)
+	}
+	f.links = nil
+	for _, spec := range f.specs {
+		l, err := cluster.ParseLink(spec)
+		if err != nil {
+			return Usagef("--link: %w", err)
+		}
+		if slices.ContainsFunc(f.links, func(o cluster.Link) bool { return o.Name == l.Name }) {
+			l.Name += strconv.Itoa(len(f.links) + 1) // net, net2, net3
+		}
+		f.links = append(f.links, l)
+	}
+	return nil
+}
+
+// Cluster is the cluster that a command line asks for, for this job.
+func (f *ClusterFlags) Cluster(ctx context.Context, c *Console, j *job.Job) (*cluster.Cluster, error) {
+	if f.file != "" {
+		return c.cluster(ctx, f.file)
+	}
+	workers := f.workers
+	if workers == 0 {
+		workers = j.World
+	}
+	if workers == 0 {
+		return nil, Usagef("the input does not tell how many workers were recorded: give --workers")
+	}
+	if workers%f.perNode != 0 {
+		return nil, Usagef("--per-node %d does not divide %d workers", f.perNode, workers)
+	}
+	out := &cluster.Cluster{Nodes: workers / f.perNode, PerNode: f.perNode, Links: f.links, Overlap: f.overlap, Scale: 1}
+	return out, Usage(out.Validate())
+}
+
+// PolicyFlags are the policies' options.
+type PolicyFlags struct{ Options policy.Options }
+
+// Register adds the flags.
+func (f *PolicyFlags) Register(fs *pflag.FlagSet) {
+	o := &f.Options
+	fs.Var(quantity[int64]{&o.Bucket, cluster.ParseSize}, "bucket", "ddp: bucket `size` (default 25MiB)")
+	fs.Var(quantity[int64]{&o.FirstBucket, cluster.ParseSize}, "first-bucket", "ddp: `size` of the first bucket (default 1MiB)")
+	fs.Var(quantity[int64]{&o.Fusion, cluster.ParseSize}, "fusion", "horovod: fusion threshold, a `size` (default 128MiB)")
+	fs.Var(quantity[float64]{&o.Cycle, cluster.ParseLatency}, "cycle", "horovod: cycle `time` (default 1ms)")
+	fs.IntVar(&o.InFlight, "in-flight", 1, "`number` of transfers at once on a link")
+	fs.BoolVar(&o.Copies, "copies", false, "plans copy gradients into buckets and out, as recorded (default: reduce in place)")
+}
+
+// Check reports what is wrong with the flags.
+func (f *PolicyFlags) Check() error {
+	if f.Options.InFlight < 1 {
+		return Usagef("--in-flight %d: at least 1", f.Options.InFlight)
+	}
+	return nil
+}
+
+// quantity is a flag of a number with a unit.
+type quantity[T int64 | float64] struct {
+	to    *T
+	parse func(string) (T, error)
+}
+
+func (q quantity[T]) String() string { return "" } // the help states the default
+
+func (q quantity[T]) Type() string { return "" }
+
+func (q quantity[T]) Set(s string) error {
+	v, err := q.parse(s)
+	if err == nil && v == 0 {
+		err = fmt.Errorf("%q: more than 0", s)
+	}
+	*q.to = v
+	return err
+}
+
+// LimitFlags are what a user allows of delayed updates.
+type LimitFlags struct{ limits plan.Limits }
+
+// Register adds the flags.
+func (f *LimitFlags) Register(fs *pflag.FlagSet) {
+	fs.IntVar(&f.limits.MaxDelay, "max-delay", 0, "largest delay allowed, `iterations`; alone it also sets the next two, to D+2 and 1/3")
+	fs.IntVar(&f.limits.MaxStaleness, "max-staleness", 0, "largest staleness allowed, `iterations`")
+	fs.Float64Var(&f.limits.MinUpdateRate, "min-update-rate", 1, "smallest update `rate` allowed, updates an iteration")
+}
+
+// Limits are the limits that the flags set.
+func (f *LimitFlags) Limits(fs *pflag.FlagSet) plan.Limits {
+	if fs.Changed("max-delay") && !fs.Changed("max-staleness") && !fs.Changed("min-update-rate") {
+		return plan.DelayLimits(f.limits.MaxDelay)
+	}
+	return f.limits
+}

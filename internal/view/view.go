@@ -1,0 +1,201 @@
+// Package view lays results out as reports: which facts, tables and columns,
+// under which names. docs/cli.md explains them.
+package view
+
+import (
+	"fmt"
+	"strings"
+
+	"weft/cluster"
+	"weft/compare"
+	"weft/internal/cli"
+	"weft/job"
+	"weft/plan"
+	"weft/policy"
+	"weft/sim"
+	"weft/timeline"
+)
+
+// Comparison ranks the policies, with the bound below them.
+func Comparison(x *compare.Comparison, j *job.Job, c *cluster.Cluster) *cli.Report {
+	t := cli.Table{Key: "schedules", Columns: []cli.Column{
+		{Head: "policy", Key: "policy"},
+		{Head: "time\nms", Key: "time_us"},
+		{Head: "vs\n" + compare.Baseline, Key: "speedup"},
+		{Head: "exposed\nms", Key: "exposed_us"},
+		{Head: "hidden\nms", Key: "hidden_us"},
+		{Head: "cov-\nerage", Key: "coverage"},
+		{Head: "E", Key: "efficiency"},
+		{Head: "trans-\nfers", Key: "transfers"},
+		{Head: "largest\nMB", Key: "largest_bucket_bytes"},
+		{Head: "gap\n%", Key: "gap"},
+	}}
+	for i, r := range x.Rows {
+		style := cli.Plain
+		if i == 0 {
+			style = cli.Best
+		}
+		t.Rows = append(t.Rows, cli.Row{Style: style, Cells: []any{
+			r.Policy.Name, cli.Time(r.Time), known(cli.Ratio(r.Speedup)), cli.Time(r.Mean.Exposed), cli.Time(r.Mean.Hidden()),
+			cli.Ratio(r.Mean.Coverage()), cli.Ratio(r.Mean.Efficiency()), cli.Count(r.Transfers), cli.Bytes(r.Largest), cli.Percent(r.Gap),
+		}})
+	}
+	cells := make([]any, len(t.Columns))
+	cells[0], cells[1] = "bound", cli.Time(x.Bound.Time)
+	t.Rows = append(t.Rows, cli.Row{Style: cli.Faint, Cells: cells})
+	return &cli.Report{
+		Facts:  append(subject(j, c), cli.Fact{Label: "bound", Key: "bound", Value: x.Bound.Why}),
+		Tables: []cli.Table{t},
+		Notes:  x.Notes,
+	}
+}
+
+// known is v, or nothing when it is zero.
+func known[T cli.Ratio | cli.Bytes | cli.Rate | int](v T) any {
+	if v == 0 {
+		return nil
+	}
+	return v
+}
+
+// subject is what a report is about.
+func subject(j *job.Job, c *cluster.Cluster) []cli.Fact {
+	links := make([]string, len(c.Links))
+	for i, l := range c.Links {
+		links[i] = link(l)
+	}
+	return []cli.Fact{
+		{Label: "job", Key: "job", Value: j.Name},
+		{Label: "gradients", Key: "gradients", Value: fmt.Sprintf("%d tensors, %v MB", len(j.Tensors), cli.Bytes(j.Bytes()))},
+		{Label: "cluster", Key: "cluster", Value: fmt.Sprintf("%d x %d workers, %s", c.Nodes, c.PerNode, strings.Join(links, ", "))},
+	}
+}
+
+func link(l cluster.Link) string {
+	if len(l.Curve) > 0 {
+		return fmt.Sprintf("%s as measured", l.Name)
+	}
+	return fmt.Sprintf("%s %g Gbit/s %g us %v", l.Name, l.Bandwidth/1e9, l.Latency, l.Algorithm)
+}
+
+// Job says what a job holds.
+func Job(j *job.Job) *cli.Report {
+	facts := []cli.Fact{
+		{Label: "job", Key: "job", Value: j.Name},
+		{Label: "workers recorded", Key: "workers", Value: known(j.World)},
+		{Label: "update mode", Key: "update_mode", Value: j.Mode.String()},
+		{Label: "ops", Key: "ops", Value: len(j.Ops)},
+		{Label: "lanes", Key: "lanes", Value: len(j.Lanes)},
+		{Label: "tensors", Key: "tensors", Value: len(j.Tensors)},
+		{Label: "gradients, MB", Key: "gradient_bytes", Value: cli.Bytes(j.Bytes())},
+	}
+	if r := j.Recorded; r != nil {
+		facts = append(facts,
+			cli.Fact{Label: "recorded library", Key: "library", Value: r.Library + " over " + r.Backend},
+			cli.Fact{Label: "recorded buckets", Key: "buckets", Value: len(r.Buckets)})
+	}
+	return &cli.Report{Facts: facts, Notes: j.Notes}
+}
+
+// Plan says what a plan holds.
+func Plan(p *plan.Plan, j *job.Job) *cli.Report {
+	t := cli.Table{Key: "links", Columns: []cli.Column{
+		{Head: "link", Key: "link"}, {Head: "transfers", Key: "transfers"}, {Head: "MB", Key: "bytes"}, {Head: "in flight", Key: "in_flight"},
+	}}
+	for i := range p.Programs {
+		prog := &p.Programs[i]
+		var n int64
+		for k := range prog.Transfers {
+			if b := prog.Transfers[k].Bucket; b >= 0 {
+				n += p.Buckets[b].Bytes(j)
+			}
+		}
+		t.Rows = append(t.Rows, cli.Row{Cells: []any{prog.Link, len(prog.Transfers), cli.Bytes(n), known(prog.Window.Transfers)}})
+	}
+	return &cli.Report{
+		Facts: []cli.Fact{
+			{Label: "policy", Key: "policy", Value: p.Policy},
+			{Label: "digest", Key: "digest", Value: p.Digest()},
+			{Label: "period, iterations", Key: "period", Value: p.Period},
+			{Label: "buckets", Key: "buckets", Value: len(p.Buckets)},
+			{Label: "largest delay", Key: "max_delay", Value: p.MaxDelay},
+			{Label: "largest staleness", Key: "max_staleness", Value: p.MaxStaleness},
+			{Label: "update rate", Key: "update_rate", Value: cli.Ratio(p.UpdateRate)},
+		},
+		Tables: []cli.Table{t},
+		Notes:  p.Notes,
+	}
+}
+
+// Check is a verdict a rule.
+func Check(r plan.Report) *cli.Report {
+	t := cli.Table{Key: "rules", Columns: []cli.Column{
+		{Head: "rule", Key: "rule"}, {Head: "title", Key: "title"}, {Head: "ok", Key: "ok"},
+		{Head: "detail", Key: "detail"}, {Head: "witness", Key: "witness"},
+	}}
+	for _, x := range r.Rules {
+		t.Rows = append(t.Rows, cli.Row{Cells: []any{x.Rule, x.Title, x.OK, x.Detail, x.Witness}})
+	}
+	return &cli.Report{
+		Facts:  []cli.Fact{{Label: "ok", Key: "ok", Value: r.OK()}},
+		Tables: []cli.Table{t},
+		Notes:  r.Notes,
+	}
+}
+
+// Same is whether ranks that hold two plans could run together.
+func Same(difference error) *cli.Report {
+	r := &cli.Report{Facts: []cli.Fact{{Label: "same plan", Key: "ok", Value: difference == nil}}}
+	if difference != nil {
+		r.Facts = append(r.Facts, cli.Fact{Label: "difference", Key: "witness", Value: difference.Error()})
+	}
+	return r
+}
+
+// Policies lists them.
+func Policies(all []policy.Policy) *cli.Report {
+	t := cli.Table{Key: "policies", Columns: []cli.Column{
+		{Head: "policy", Key: "policy"}, {Head: "what it does", Key: "title"}, {Head: "from", Key: "paper"},
+	}}
+	for _, p := range all {
+		t.Rows = append(t.Rows, cli.Row{Cells: []any{p.Name, p.Title, p.Paper}})
+	}
+	return &cli.Report{Tables: []cli.Table{t}}
+}
+
+// Simulation is where the time of a simulated iteration goes, and each transfer.
+func Simulation(r *sim.Result, j *job.Job, c *cluster.Cluster) *cli.Report {
+	m := r.Timeline.Metrics(r.Steady, len(r.Iterations))
+	where := cli.Table{Title: "An iteration in steady state", Key: "breakdown", Columns: []cli.Column{
+		{Head: "worker", Key: "worker"},
+		{Head: "time\nms", Key: "time_us"}, {Head: "compute\nms", Key: "computation_us"}, {Head: "exposed\nms", Key: "exposed_us"},
+		{Head: "idle\nms", Key: "idle_us"}, {Head: "comm.\nms", Key: "communication_us"}, {Head: "hidden\nms", Key: "hidden_us"},
+		{Head: "cov-\nerage", Key: "coverage"}, {Head: "E", Key: "efficiency"}, {Head: "S", Key: "speedup"},
+	}}
+	add := func(who string, b timeline.Breakdown) {
+		where.Rows = append(where.Rows, cli.Row{Cells: []any{
+			who, cli.Time(b.Iteration), cli.Time(b.Computation), cli.Time(b.Exposed), cli.Time(b.Idle),
+			cli.Time(b.Communication), cli.Time(b.Hidden()), cli.Ratio(b.Coverage()), cli.Ratio(b.Efficiency()), cli.Ratio(b.Speedup()),
+		}})
+	}
+	add("mean", m.Mean)
+	add(fmt.Sprintf("worst, %d", m.WorstRank), m.Worst)
+
+	transfers := cli.Table{Title: "Transfers of an iteration", Key: "transfers", Columns: []cli.Column{
+		{Head: "link", Key: "link"}, {Head: "transfer", Key: "transfer"}, {Head: "MB", Key: "bytes"},
+		{Head: "ready\nms", Key: "ready_us"}, {Head: "queued\nms", Key: "queued_us"}, {Head: "time\nms", Key: "time_us"}, {Head: "MB/s", Key: "bytes_per_us"},
+	}}
+	for _, x := range m.Transfers {
+		transfers.Rows = append(transfers.Rows, cli.Row{Cells: []any{
+			r.Timeline.Lanes[x.Lane].Name, x.Name, cli.Bytes(x.Bytes),
+			cli.Time(x.Ready), cli.Time(x.Queued), cli.Time(x.Time), known(cli.Rate(x.Bandwidth() / 8e6)),
+		}})
+	}
+	return &cli.Report{
+		Facts: append(subject(j, c),
+			cli.Fact{Label: "iterations", Key: "iterations", Value: len(r.Iterations)},
+			cli.Fact{Label: "time, ms", Key: "time_us", Value: cli.Time(r.Time)}),
+		Tables: []cli.Table{where, transfers},
+		Notes:  j.Notes,
+	}
+}
