@@ -76,7 +76,7 @@ class Layer(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, vocab=96, context=256, width=384, layers=4, heads=4, tie=False):
+    def __init__(self, vocab=96, context=256, width=384, layers=4, heads=2, tie=False):
         super().__init__()
         self.tok = nn.Embedding(vocab, width)
         self.pos = nn.Embedding(context, width)
@@ -87,25 +87,23 @@ class GPT(nn.Module):
             # The shared tensor gets its gradient from both ends of the backward
             # pass, so it is ready last although the head comes first.
             self.head.weight = self.tok.weight
-        self.register_buffer(
-            "mask",
-            torch.triu(torch.ones(context, context, dtype=torch.bool), 1),
-            persistent=False,
-        )
 
     def forward(self, ids):
         t = ids.shape[1]
         x = self.tok(ids) + self.pos.weight[:t]
+        # Made here and not kept as a buffer: DDP broadcasts buffers every step, and
+        # gloo in torch 1.13 refuses to broadcast booleans.
+        mask = torch.ones(t, t, dtype=torch.bool).triu(1)
         for layer in self.layers:
-            x = layer(x, self.mask[:t, :t])
+            x = layer(x, mask)
         return self.head(self.ln(x))
 
 
-def build(name, tie=False):
+def build(name, tie=False, layers=4):
     if name == "resnet18":
         return ResNet18()
     if name == "gpt":
-        return GPT(tie=tie)
+        return GPT(layers=layers, tie=tie)
     raise ValueError("unknown model %r" % name)
 
 

@@ -24,6 +24,7 @@ def arguments():
     p = argparse.ArgumentParser()
     p.add_argument("--model", choices=["resnet18", "gpt"], required=True)
     p.add_argument("--tie", action="store_true", help="gpt: share head and token embedding")
+    p.add_argument("--layers", type=int, default=4, help="gpt: number of layers")
     p.add_argument("--batch", type=int, default=4)
     p.add_argument("--image-size", type=int, default=128)
     p.add_argument("--bucket-cap-mb", type=float, help="leave out for DDP's own default")
@@ -62,7 +63,7 @@ def main():
     os.makedirs(args.out, exist_ok=True)
     os.chdir(args.out)
 
-    model = models.build(args.model, args.tie)
+    model = models.build(args.model, args.tie, args.layers)
     if rank == 0:
         # The documentation quotes the next three lines:
         with open("tensors.txt", "w") as f:
@@ -135,6 +136,7 @@ def main():
             "parameters": sum(p.numel() for p in model.parameters()),
             "batch": args.batch,
             "image_size": args.image_size if args.model == "resnet18" else None,
+            "layers": args.layers if args.model == "gpt" else None,
             "accumulate": args.accumulate,
             "bucket_cap_mb_given": args.bucket_cap_mb,
             "first_bucket_mb_given": args.first_bucket_mb,
