@@ -191,7 +191,7 @@ func (c *checker) formed() (string, error) {
 				return "", fmt.Errorf("%s: no tensor %d; the job has %d", at, s.Tensor, len(j.Tensors))
 			}
 			if t := &j.Tensors[s.Tensor]; s.Offset+s.Length > t.Elements {
-				return "", fmt.Errorf("%s: elements %s of tensor %s, which has %d", at, span(s.Offset, s.Offset+s.Length), t.Name, t.Elements)
+				return "", fmt.Errorf("%s: %s of tensor %s, which has %d", at, elements(s.Offset, s.Offset+s.Length), t.Name, t.Elements)
 			}
 		}
 	}
@@ -382,12 +382,12 @@ func short(name string) string {
 	return name
 }
 
-// span names elements from..to-1.
-func span(from, to int64) string {
+// elements names the elements from..to-1 of a tensor.
+func elements(from, to int64) string {
 	if to == from+1 {
-		return fmt.Sprint(from)
+		return fmt.Sprintf("element %d", from)
 	}
-	return fmt.Sprintf("%d..%d", from, to-1)
+	return fmt.Sprintf("elements %d..%d", from, to-1)
 }
 
 // reduces and completes tell the two halves of a reduction apart; all-reduce is both.

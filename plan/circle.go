@@ -50,15 +50,27 @@ type reason uint8
 const (
 	inOrder    reason = iota // the program's order
 	computing                // lane order and deps
-	gradients                // GradientReady, or a collective's After
+	gradients                // GradientReady
 	opGate                   // OpDone
 	doneGate                 // TransferDone
 	boundary                 // Boundary
+	inputs                   // a collective's After
 	updating                 // an op waits for an update
 	collecting               // an op waits for a collective
 )
 
-var reasons = []string{"follows", "comes after", "needs gradients computed after", "needs an op that comes after", "waits for", "waits for the end of an iteration, after", "waits for an update by", "waits for"}
+// In messages: the event that waits, the reason, what it waits for.
+var reasons = []string{
+	inOrder:    "follows",
+	computing:  "comes after",
+	gradients:  "needs its gradients, hence",
+	opGate:     "needs the op of its gate, hence",
+	doneGate:   "waits for",
+	boundary:   "needs the end of an iteration, hence",
+	inputs:     "needs its inputs, hence",
+	updating:   "needs the update that waits for",
+	collecting: "waits for",
+}
 
 type edge struct {
 	from, to int
@@ -95,12 +107,14 @@ func (c *checker) noCircle() (string, error) {
 func (c *checker) path(ops []job.OpID) string {
 	var b strings.Builder
 	b.WriteString(c.op(ops[0]))
+	link := ""
 	for i := len(ops) - 1; i >= 0; i-- {
 		how := "comes after"
 		if to := ops[(i+1)%len(ops)]; slices.Contains(c.job.Ops[to].Deps, ops[i]) {
 			how = "needs"
 		}
-		fmt.Fprintf(&b, ", which %s %s", how, c.op(ops[i]))
+		fmt.Fprintf(&b, "%s %s %s", link, how, c.op(ops[i]))
+		link = ", which"
 	}
 	return b.String()
 }
@@ -264,7 +278,7 @@ func (g *constraints) transfer(s slot, t *Transfer) {
 	}
 	const none = -1
 	if t.Bucket < 0 {
-		g.after(n, comp.done(c.job.Collectives[t.Collective].After...), t.Iteration, none, gradients)
+		g.after(n, comp.done(c.job.Collectives[t.Collective].After...), t.Iteration, none, inputs)
 	}
 	for _, x := range t.Gates {
 		switch x.Kind {
@@ -460,13 +474,15 @@ func (g *constraints) words(cycle []edge) string {
 	periods = -first // so that no event has a negative period
 	var b strings.Builder
 	b.WriteString(g.name(cycle[0].to, periods))
+	link := ""
 	for i, e := range cycle {
 		periods -= e.shift
 		// A run along a program, or through computation, is one step.
 		if (e.why == inOrder || e.why == computing) && i+1 < len(cycle) && cycle[i+1].why == e.why {
 			continue
 		}
-		fmt.Fprintf(&b, ", which %s %s", reasons[e.why], g.name(e.from, periods))
+		fmt.Fprintf(&b, "%s %s %s", link, reasons[e.why], g.name(e.from, periods))
+		link = ", which"
 	}
 	return b.String()
 }

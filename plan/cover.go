@@ -20,7 +20,7 @@ func (c *checker) reducedOnce() (string, error) {
 	for range c.slots {
 		n++
 	}
-	return fmt.Sprintf("%d generations of %d tensors, %d transfers a period", len(c.plan.Generations), len(c.job.Tensors), n), nil
+	return fmt.Sprintf("per period %d generations of %d tensors, in %d transfers", len(c.plan.Generations), len(c.job.Tensors), n), nil
 }
 
 // partitioned: the generations follow each other and fill the period.
@@ -68,7 +68,7 @@ func (c *checker) covered() error {
 		})
 		when := c.plan.Generations[r].iterations()
 		missing := func(k int, from, to int64) error {
-			return fmt.Errorf("%s: elements %s of tensor %s are never reduced", when, span(from, to), c.job.Tensors[k].Name)
+			return fmt.Errorf("%s: %s of tensor %s never reduced", when, elements(from, to), c.job.Tensors[k].Name)
 		}
 		i := 0
 		for k := range c.job.Tensors {
@@ -80,8 +80,8 @@ func (c *checker) covered() error {
 					return missing(k, next, x.Offset)
 				}
 				if x.Offset < next {
-					return fmt.Errorf("%s: elements %s of tensor %s are reduced twice: by %s (%s) and by %s (%s)", when,
-						span(x.Offset, min(next, x.Offset+x.Length)), c.job.Tensors[k].Name,
+					return fmt.Errorf("%s: %s of tensor %s reduced twice: by %s (%s) and by %s (%s)", when,
+						elements(x.Offset, min(next, x.Offset+x.Length)), c.job.Tensors[k].Name,
 						c.place(last.slot), c.load(last.slot), c.place(x.slot), c.load(x.slot))
 				}
 				next, last = x.Offset+x.Length, x

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"weft/job"
 )
@@ -34,14 +35,7 @@ func (c *checker) oneVersion() (string, error) {
 				}
 			}
 			points[k] = append(points[k], point{u.Iteration, u.At, u.Generation, i})
-			var err error
-			switch u.At {
-			case AtStep:
-				err = v.atStep(k)
-			case AtRead:
-				err = v.atRead(k)
-			}
-			if err != nil {
+			if err := v.prove(updatePlace{k, u.At}); err != nil {
 				return "", fmt.Errorf("iteration %d, tensor %s (update %d): %w", u.Iteration, name, i, err)
 			}
 		}
@@ -63,32 +57,43 @@ func (c *checker) oneVersion() (string, error) {
 	return "every update lies between the last read of one iteration and the first of the next", nil
 }
 
-// versions proves, once for each tensor, that the places where updates are
-// applied separate the reads of two iterations.
+// place of an update: of a tensor, at a point.
+type updatePlace struct {
+	tensor job.TensorID
+	at     Point
+}
+
+// versions proves, once for each place, that the updates applied there separate
+// the reads of two iterations.
 type versions struct {
 	c       *checker
 	barrier []job.OpID
 	next    bool // the barrier stands in the next iteration
-	step    []*error
-	read    []*error
+	known   map[updatePlace]error
 }
 
 func (c *checker) versions() *versions {
-	v := &versions{c: c, step: make([]*error, len(c.job.Tensors)), read: make([]*error, len(c.job.Tensors))}
+	v := &versions{c: c, known: map[updatePlace]error{}}
 	v.barrier, v.next = barrierOps(c.job, c.compute)
 	return v
 }
 
-// atStep proves it for updates at the tensor's update ops, behind the barrier.
-// A tensor without update ops is updated at the barrier.
-func (v *versions) atStep(k job.TensorID) error {
-	if v.step[k] == nil {
-		err := v.proveStep(&v.c.job.Tensors[k])
-		v.step[k] = &err
+func (v *versions) prove(at updatePlace) error {
+	err, ok := v.known[at]
+	if !ok {
+		switch t := &v.c.job.Tensors[at.tensor]; at.at {
+		case AtStep:
+			err = v.proveStep(t)
+		case AtRead:
+			err = v.proveRead(t)
+		}
+		v.known[at] = err
 	}
-	return *v.step[k]
+	return err
 }
 
+// proveStep is for updates at the tensor's update ops, behind the barrier. A
+// tensor without update ops is updated at the barrier.
 func (v *versions) proveStep(t *job.Tensor) error {
 	c, g := v.c, v.c.compute
 	writers := t.Updaters
@@ -130,17 +135,12 @@ func (v *versions) between(t *job.Tensor, o job.OpID) error {
 	return nil
 }
 
-// atRead proves it for updates in front of the tensor's first reader.
-func (v *versions) atRead(k job.TensorID) error {
-	if v.read[k] == nil {
-		t := &v.c.job.Tensors[k]
-		err := v.proveApart(t)
-		if len(t.Readers) == 0 {
-			err = errors.New("no op reads it, so there is no read to update it at")
-		}
-		v.read[k] = &err
+// proveRead is for updates in front of the tensor's first reader.
+func (v *versions) proveRead(t *job.Tensor) error {
+	if len(t.Readers) == 0 {
+		return errors.New("no op reads it, so there is no read to update it at")
 	}
-	return *v.read[k]
+	return v.proveApart(t)
 }
 
 // proveApart: all reads of an iteration precede all reads of the next.
@@ -167,70 +167,94 @@ func (c *checker) enoughBuffers() (string, error) {
 	}
 	need := c.buffers()
 	if p.Buffers < need.count {
-		return "", fmt.Errorf("iteration %d writes the gradient of tensor %s to buffer %d, and the plan states %d: generations are applied no sooner than needed (%s)",
-			need.iteration, c.job.Tensors[need.tensor].Name, need.count, p.Buffers, need.live)
+		return "", fmt.Errorf("iteration %d writes gradients of tensor %s while those of %s are in use: this takes %d buffers, the plan states %d",
+			need.iteration, c.job.Tensors[need.tensor].Name, strings.Join(need.others, ", "), need.count, p.Buffers)
 	}
-	return fmt.Sprintf("%d gradient buffers needed, %d stated", need.count, p.Buffers), nil
+	return fmt.Sprintf("gradient buffers: %d needed, %d stated", need.count, p.Buffers), nil
+}
+
+// use is how long the buffer of a generation is taken, in iterations.
+type use struct {
+	generation Generation
+	until      int
 }
 
 type buffers struct {
 	count     int
-	iteration int // of the period, in which so many are live
-	tensor    job.TensorID
-	live      string // the generations, in words
+	tensor    job.TensorID // that needs so many
+	iteration int          // when
+	others    []string     // the generations in use then, but the one written
 }
 
 // buffers counts the gradient buffers that some iteration needs of one tensor:
 // one for each generation from its first iteration until the one it is applied
-// in, or a further one where its application need not precede the first write
-// of the next iteration.
+// in, or the next where its application need not precede the first write then.
 func (c *checker) buffers() buffers {
 	p := c.plan
-	type interval struct{ from, to int }
-	live := make([][]interval, len(c.job.Tensors))
+	uses := make([][]use, len(c.job.Tensors))
 	late := c.lateWrites()
 	for i := range p.Updates {
 		u := &p.Updates[i]
 		for _, k := range c.tensors(u) {
-			to := u.Iteration
+			until := u.Iteration
 			if late(k, u.At) {
-				to++
+				until++
 			}
-			live[k] = append(live[k], interval{p.Generations[u.Generation].First, to})
+			uses[k] = append(uses[k], use{p.Generations[u.Generation], until})
 		}
 	}
 	most := buffers{count: 1}
-	count := make([]int, p.Period+1)
-	for k, all := range live {
-		clear(count)
+	change := make([]int, p.Period+1)
+	for k, all := range uses {
+		clear(change)
 		for _, x := range all {
-			n, rest := divide(x.to+1-x.from, p.Period) // n whole periods, and some iterations
-			count[0] += n
-			count[p.Period] -= n
-			for _, part := range [][2]int{{x.from, min(x.from+rest, p.Period)}, {0, x.from + rest - p.Period}} {
-				if part[0] < part[1] {
-					count[part[0]]++
-					count[part[1]]--
-				}
+			// It is in use in n iterations of each residue, and in some once more.
+			n, rest := divide(x.until+1-x.generation.First, p.Period)
+			change[0] += n
+			end := x.generation.First + rest
+			change[x.generation.First]++
+			change[min(end, p.Period)]--
+			if end > p.Period {
+				change[0]++
+				change[end-p.Period]--
 			}
 		}
 		n := 0
-		for i, d := range count[:p.Period] {
+		for i, d := range change[:p.Period] {
 			if n += d; n > most.count {
-				most = buffers{count: n, iteration: i, tensor: job.TensorID(k)}
+				most = buffers{count: n, tensor: job.TensorID(k), iteration: i}
 			}
 		}
 	}
-	var words []string
-	for _, x := range live[most.tensor] {
-		words = append(words, fmt.Sprintf("written from iteration %d, in use until the end of iteration %d", x.from, x.to))
-	}
-	const shown = 3
-	if len(words) > shown {
-		words = append(words[:shown], "...")
-	}
-	most.live = fmt.Sprint(words)
+	c.nameOthers(&most, uses[most.tensor])
 	return most
+}
+
+// nameOthers finds the generations in use, a few of them, and moves the
+// iteration to a period before which they all begin.
+func (c *checker) nameOthers(b *buffers, uses []use) {
+	const shown = 4
+	var others []Generation
+	for _, x := range uses {
+		g := x.generation
+		// Begin with the youngest that started by then.
+		n, _ := divide(b.iteration-g.First, c.plan.Period)
+		for g.First += n * c.plan.Period; x.until-x.generation.First+g.First >= b.iteration && len(others) < shown; g.First -= c.plan.Period {
+			if g.Last() < b.iteration {
+				others = append(others, g)
+			}
+		}
+	}
+	slices.SortFunc(others, func(g, h Generation) int { return cmp.Compare(g.First, h.First) })
+	if len(others) == 0 {
+		return
+	}
+	n, _ := divide(others[0].First, c.plan.Period)
+	b.iteration -= n * c.plan.Period
+	for _, g := range others {
+		g.First -= n * c.plan.Period
+		b.others = append(b.others, g.iterations())
+	}
 }
 
 // lateWrites tells of which tensors the gradient of the next iteration may be
@@ -238,13 +262,9 @@ func (c *checker) buffers() buffers {
 func (c *checker) lateWrites() func(k job.TensorID, at Point) bool {
 	g := c.compute
 	barrier, next := barrierOps(c.job, g)
-	type key struct {
-		tensor job.TensorID
-		at     Point
-	}
-	known := map[key]bool{}
+	known := map[updatePlace]bool{}
 	return func(k job.TensorID, at Point) bool {
-		late, ok := known[key{k, at}]
+		late, ok := known[updatePlace{k, at}]
 		if ok {
 			return late
 		}
@@ -262,7 +282,7 @@ func (c *checker) lateWrites() func(k job.TensorID, at Point) bool {
 				late = late || !slices.ContainsFunc(barrier, done)
 			}
 		}
-		known[key{k, at}] = late
+		known[updatePlace{k, at}] = late
 		return late
 	}
 }

@@ -1,0 +1,61 @@
+package plan
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+)
+
+// TestScripts runs the scripts of testdata. The commands: job and plan describe
+// one, and check it; edit changes the last plan for one check, and prints the
+// rules that break; limits sets what the user allows.
+func TestScripts(t *testing.T) {
+	datadriven.Walk(t, "testdata/check", func(t *testing.T, path string) {
+		var j *scriptJob
+		var text string
+		limits := DefaultLimits
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			switch d.Cmd {
+			case "job":
+				j = parseJob(d.Input)
+				return ""
+			case "limits":
+				var delay int
+				d.ScanArgs(t, "delay", &delay)
+				limits = DelayLimits(delay)
+				if d.HasArg("staleness") {
+					d.ScanArgs(t, "staleness", &limits.MaxStaleness)
+				}
+				if d.HasArg("rate") {
+					var rate string
+					d.ScanArgs(t, "rate", &rate)
+					limits.MinUpdateRate, _ = strconv.ParseFloat(rate, 64)
+				}
+				return ""
+			case "plan":
+				text = d.Input
+				return broken(Check(j.parsePlan(text), j.Job, limits))
+			case "edit":
+				return broken(Check(j.parsePlan(edit(text, d.Input)), j.Job, limits))
+			}
+			t.Fatalf("unknown command %s", d.Cmd)
+			return ""
+		})
+	})
+}
+
+func broken(r Report) string {
+	var b strings.Builder
+	for _, x := range r.Rules {
+		if x.Witness != "" {
+			fmt.Fprintf(&b, "rule %d: %s\n", x.Rule, x.Witness)
+		}
+	}
+	if r.OK() {
+		return "ok\n"
+	}
+	return b.String()
+}
