@@ -1,6 +1,11 @@
 package kineto
 
 import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"weft/job"
 )
 
@@ -21,5 +26,314 @@ type JobOptions struct {
 	Step int
 }
 
-// Job derives the job that the trace recorded.
-func (t *Trace) Job(o JobOptions) (*job.Job, error) { return nil, nil }
+// Steps counts the recorded steps.
+func (t *Trace) Steps() int {
+	n := 0
+	for i := range t.Events {
+		if e := &t.Events[i]; e.Cat <= Annotation && strings.HasPrefix(t.Names[e.Name], stepMark) {
+			n++
+		}
+	}
+	return n
+}
+
+// Job derives the job that the trace recorded; docs/import.md says what comes
+// from what. What a trace does not tell is in the job's notes, or, where no job
+// is possible without it, in the error, an [*Error].
+func (t *Trace) Job(o JobOptions) (*job.Job, error) {
+	v, err := newView(t)
+	if err != nil {
+		return nil, err
+	}
+	if o.Step < 0 || o.Step > len(v.steps) {
+		return nil, t.fail("there is no step %d: the trace has %d", o.Step, len(v.steps))
+	}
+	if err := v.checkParallel(); err != nil {
+		return nil, err
+	}
+	d := &deriver{v: v, o: o}
+	if o.Step > 0 {
+		d.same = []*graph{v.graphOf(o.Step - 1)}
+	} else {
+		d.align()
+	}
+	d.g = d.same[0]
+	d.p = d.g.passes
+	d.notes = append(d.notes, d.p.notes...)
+	return d.derive()
+}
+
+// checkParallel refuses what is not plain data parallelism, naming what the
+// trace has.
+func (v *view) checkParallel() error {
+	counts, gradients := map[string]int{}, 0
+	for n := range v.collectives {
+		c := &v.collectives[n]
+		if c.step < 0 {
+			continue
+		}
+		if c.gradient {
+			gradients++
+		}
+		inOptimizer := v.under(c.issue, isOptimizer) >= 0
+		switch c.kind {
+		case "all-reduce", "barrier":
+		case "broadcast", "all-gather":
+			if inOptimizer {
+				counts[c.kind+" of parameters in the optimizer"]++
+			}
+		default:
+			counts[c.kind]++
+		}
+		if c.gradient && c.kind != "all-reduce" {
+			counts[c.kind+" of gradients"]++
+		}
+	}
+	var list []string
+	for _, what := range slices.Sorted(maps.Keys(counts)) {
+		list = append(list, fmt.Sprintf("%s (%d)", what, counts[what]))
+	}
+	switch {
+	case len(list) > 0:
+		return v.t.fail("not plain data parallelism: the steps have %s; parameters are sharded or split over the ranks, and plans for that are not supported; inspect works", strings.Join(list, ", "))
+	case len(v.collectives) == 0:
+		return v.t.fail("no collectives in this trace: record a step of DistributedDataParallel on at least two ranks")
+	case gradients == 0:
+		return v.t.fail("no collective carries gradients: none is issued where autograd hands gradients over, as DistributedDataParallel does; record a step of it")
+	}
+	return nil
+}
+
+// deriver makes the job.
+type deriver struct {
+	v     *view
+	o     JobOptions
+	g     *graph   // whose structure the job has
+	p     *passes  // g's
+	same  []*graph // steps with that structure, g the first
+	notes []string
+	job   *job.Job
+}
+
+func (d *deriver) note(format string, args ...any) {
+	if n := fmt.Sprintf(format, args...); !slices.Contains(d.notes, n) {
+		d.notes = append(d.notes, n)
+	}
+}
+
+// align finds the structure that most steps have.
+func (d *deriver) align() {
+	var groups [][]*graph
+	numbers := map[*graph]int{}
+	for s := range d.v.steps {
+		g := d.v.graphOf(s)
+		numbers[g] = d.v.steps[s].number
+		k := slices.IndexFunc(groups, func(x []*graph) bool { return d.v.sameStructure(x[0], g) })
+		if k < 0 {
+			k = len(groups)
+			groups = append(groups, nil)
+		}
+		groups[k] = append(groups[k], g)
+	}
+	d.same = slices.MaxFunc(groups, func(a, b []*graph) int { return cmp.Compare(len(a), len(b)) })
+	var others []string
+	for _, g := range groups {
+		for _, x := range g {
+			if x != d.same[0] && g[0] != d.same[0] {
+				others = append(others, fmt.Sprint(numbers[x]))
+			}
+		}
+	}
+	if len(others) > 0 {
+		d.note("left out, because their ops differ from those of most steps: step %s", strings.Join(others, ", "))
+	}
+}
+
+// sameStructure reports whether two steps did the same. Which of several
+// transfer threads carried a collective does not matter.
+func (v *view) sameStructure(a, b *graph) bool {
+	return slices.EqualFunc(a.ops, b.ops, func(x, y gop) bool {
+		comm := x.Role == job.GradCollective && y.Role == job.GradCollective
+		return (x.Lane == y.Lane || comm) && x.Phase == y.Phase && x.Role == y.Role && x.Micro == y.Micro &&
+			x.Tensor == y.Tensor && slices.Equal(x.Deps, y.Deps)
+	}) && slices.EqualFunc(a.collectives, b.collectives, func(x, y gcollective) bool {
+		c, e := &v.collectives[x.id], &v.collectives[y.id]
+		return x.op == y.op && c.kind == e.kind && c.elements == e.elements && slices.Equal(x.after, y.after) && slices.Equal(x.before, y.before)
+	}) && slices.EqualFunc(a.spans, b.spans, func(x, y opSpan) bool { return slices.Equal(x.ops, y.ops) }) &&
+		slices.Equal(a.handOver, b.handOver) && slices.Equal(a.barrier, b.barrier)
+}
+
+// derive puts the job together.
+func (d *deriver) derive() (*job.Job, error) {
+	v := d.v
+	if len(d.p.grads) == 0 || len(d.p.buckets) == 0 {
+		return nil, v.t.fail("step %d hands no gradients over: record a whole step", v.steps[max(d.o.Step, 1)-1].number)
+	}
+	d.job = &job.Job{Name: v.t.Name, World: v.t.World, Lanes: v.lanes, Mode: d.mode(), Barrier: d.g.barrier}
+	d.addOps()
+	if err := d.addTensors(); err != nil {
+		return nil, err
+	}
+	d.addCollectives()
+	d.addRecorded()
+	d.remark()
+	d.job.Notes = d.notes
+	if err := d.job.Validate(); err != nil {
+		return nil, fmt.Errorf("%s: the trace gives no valid job: %w", v.t.Name, err)
+	}
+	return d.job, nil
+}
+
+// addOps takes the ops, each with the median of its times.
+func (d *deriver) addOps() {
+	d.job.Ops = make([]job.Op, len(d.g.ops))
+	times := make([]float64, len(d.same))
+	for n := range d.g.ops {
+		o := &d.job.Ops[n]
+		*o = d.g.ops[n].Op
+		for k, g := range d.same {
+			times[k] = g.ops[n].Time
+		}
+		o.Time = median(times) / 1e3
+		o.Name = d.v.opName(&d.g.ops[n])
+	}
+}
+
+// median sorts x.
+func median(x []float64) float64 {
+	if len(x) == 0 {
+		return 0
+	}
+	slices.Sort(x)
+	m := len(x) / 2
+	if len(x)%2 == 0 {
+		return (x[m-1] + x[m]) / 2
+	}
+	return x[m]
+}
+
+// opName names an op for people: by the outermost recorded op it is part of.
+func (v *view) opName(o *gop) string {
+	switch {
+	case o.Role == job.CopyIn:
+		return "copy into bucket"
+	case o.Role == job.CopyOut:
+		return "copy out of bucket"
+	case o.from < 0:
+		return "between ops"
+	}
+	name, _, _ := strings.Cut(strings.TrimPrefix(v.name(o.from), evalMark), "(")
+	return name
+}
+
+// mode is global if between backward pass and update something looks at all
+// gradients.
+func (d *deriver) mode() job.Mode {
+	if d.o.Update != nil {
+		return *d.o.Update
+	}
+	v, s, runs := d.v, &d.v.steps[d.stepOf()], d.p.runs
+	for k := range v.threads {
+		for _, i := range v.within(&v.threads[k], runs[len(runs)-1].end, s.end) {
+			if v.is(i, isScalerCheck) || v.is(i, isNorm) && v.under(i, isOptimizer) < 0 {
+				d.note("updates wait for all gradients: %s looks at them before the optimizer", v.name(i))
+				return job.Global
+			}
+		}
+	}
+	return job.PerTensor
+}
+
+// stepOf is the position of the step whose structure the job has.
+func (d *deriver) stepOf() int {
+	return int(d.v.collectives[d.p.buckets[0].collective].step)
+}
+
+func (d *deriver) addCollectives() {
+	for n := range d.g.collectives {
+		c := &d.g.collectives[n]
+		x := &d.v.collectives[c.id]
+		if x.gradient {
+			continue
+		}
+		times := make([]float64, len(d.same))
+		for k, g := range d.same {
+			if e := d.v.collectives[g.collectives[n].id].transfer; e >= 0 {
+				times[k] = float64(d.v.event(e).Dur) / 1e3
+			}
+		}
+		kind := x.kind
+		if kind == "barrier" {
+			kind = "all-reduce"
+		}
+		d.job.Collectives = append(d.job.Collectives, job.Collective{
+			Name: strings.TrimSuffix(d.v.name(x.issue), "_"), Kind: kind, Bytes: x.bytes(), Time: median(times),
+			After: ascending(c.after), Before: ascending(c.before),
+		})
+	}
+}
+
+func ascending(ids []job.OpID) []job.OpID {
+	ids = slices.Clone(ids)
+	slices.Sort(ids)
+	return slices.Compact(ids)
+}
+
+func (d *deriver) addRecorded() {
+	r := &job.Recorded{Library: "ddp", Backend: d.v.backend()}
+	for k := range d.p.buckets {
+		b := &d.p.buckets[k]
+		x := &d.v.collectives[b.collective]
+		d.job.World = max(d.job.World, x.group)
+		rec := job.RecordedBucket{Bytes: x.bytes(), Op: -1}
+		for n := range d.g.collectives {
+			if d.g.collectives[n].id == b.collective {
+				rec.Op = d.g.collectives[n].op
+			}
+		}
+		var sum int64
+		for _, n := range b.grads {
+			t := d.p.grads[n].tensor
+			rec.Tensors = append(rec.Tensors, t)
+			sum += d.job.Tensors[t].GradBytes()
+		}
+		if rec.Bytes == 0 {
+			rec.Bytes = sum
+		} else if sum != rec.Bytes {
+			d.note("bucket %d carried %d bytes, its tensors sum to %d", k, rec.Bytes, sum)
+		}
+		r.Buckets = append(r.Buckets, rec)
+	}
+	d.job.Recorded = r
+}
+
+// backend is what carried the collectives.
+func (v *view) backend() string {
+	if v.t.Backend != "" {
+		return v.t.Backend
+	}
+	for n := range v.collectives {
+		if e := v.collectives[n].transfer; e >= 0 {
+			name, _, _ := strings.Cut(v.name(e), ":")
+			if v.event(e).Cat.Device() {
+				name = "nccl"
+			}
+			return name
+		}
+	}
+	return ""
+}
+
+// remark says what a reader of any table should know.
+func (d *deriver) remark() {
+	if d.v.backend() == "nccl" {
+		d.note("recorded NCCL times include waiting for the other ranks: they fit no cost curve")
+	}
+	sampling := 0
+	for _, g := range d.same {
+		sampling += g.sampling
+	}
+	if sampling > 0 {
+		d.note("dropped: %d host syncs by which DDP samples its own timers (CudaTimer, at the start of forward)", sampling)
+	}
+}

@@ -1,0 +1,360 @@
+package kineto
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+)
+
+// passes is what the forward and backward passes of one step did to
+// parameters.
+type passes struct {
+	runs  []run
+	nodes []node
+	// grads are the gradients handed over, in that order; those of one
+	// micro-batch follow each other.
+	grads []gradient
+	// order lists the gradients of the last micro-batch by the forward use of
+	// their parameter: what it says of a position is true of a tensor.
+	order   []int32
+	buckets []bucket
+	copies  []int32 // events: copies out of buckets
+	notes   []string
+}
+
+// run is the backward pass of one micro-batch.
+type run struct {
+	first, last int32 // evaluation events
+	start, end  int64
+}
+
+// node is one backward node that autograd evaluated.
+type node struct {
+	eval  int32
+	kind  string // ConvolutionBackward0
+	micro int32
+	fwd   int32 // outermost forward op that it belongs to; -1: not found
+	seq   int32
+	feeds int // gradients that it handed over
+}
+
+// gradient is one gradient handed over to its parameter.
+type gradient struct {
+	eval     int32
+	handOver int32 // the part of eval before the library's hook
+	micro    int32
+	node     int32 // that fed it last
+	also     int32 // another node that contributed, of a parameter used twice; -1: none
+	shape    []int64
+	tensor   int32 // position in forward-use order
+	bucket   int32 // -1: none
+}
+
+// bucket is the gradients that one collective carried, in the order in which
+// they were handed over.
+type bucket struct {
+	collective int32
+	grads      []int32
+}
+
+// evals lists the evaluations of backward nodes in a step, by start.
+func (v *view) evals(s *stepSpan) []int32 {
+	var out []int32
+	for k := range v.threads {
+		for _, i := range v.within(&v.threads[k], s.start, s.end) {
+			if v.is(i, isEval) {
+				out = append(out, i)
+			}
+		}
+	}
+	v.byStart(out)
+	return out
+}
+
+func (v *view) byStart(events []int32) {
+	slices.SortStableFunc(events, func(a, b int32) int { return cmp.Compare(v.event(a).Start, v.event(b).Start) })
+}
+
+// forwardOp reports whether an event is an op of a forward pass. Kineto gives
+// such ops a sequence number; of other writers' ops, those outside the backward
+// pass count, see findRuns.
+func (v *view) forwardOp(i int32) bool {
+	e := v.event(i)
+	return e.Cat == CPUOp && v.outer[i] == i && !v.is(i, isEval|isIssue|isCopyOut) &&
+		v.under(i, isOptimizer) < 0 && (e.Seq >= 0 || !v.t.Kineto)
+}
+
+// someOps is how many ops between two backward nodes make, without sequence
+// numbers, a forward pass. A node's own ops may lie beside it by rounding.
+const someOps = 8
+
+// findRuns splits the evaluations into backward passes: a forward op between
+// two of them starts another.
+func (v *view) findRuns(s *stepSpan, evals []int32) (runs []run) {
+	var fwd []int32
+	for k := range v.threads {
+		for _, i := range v.within(&v.threads[k], s.start, s.end) {
+			if v.forwardOp(i) {
+				fwd = append(fwd, i)
+			}
+		}
+	}
+	v.byStart(fwd)
+	enough := 1
+	if !v.t.Kineto {
+		enough = someOps
+	}
+	n := 0
+	for _, i := range evals {
+		e, between := v.event(i), 0
+		for ; n < len(fwd) && v.event(fwd[n]).Start < e.Start; n++ {
+			between++
+		}
+		if len(runs) == 0 || between >= enough {
+			runs = append(runs, run{first: i, start: e.Start})
+		}
+		r := &runs[len(runs)-1]
+		if end := e.End(); end >= r.end {
+			r.last, r.end = i, end
+		}
+	}
+	return runs
+}
+
+// passesOf derives a step's passes.
+func (v *view) passesOf(step int) *passes {
+	s := &v.steps[step]
+	evals := v.evals(s)
+	p := &passes{runs: v.findRuns(s, evals)}
+	micro := func(at int64) int32 {
+		for m := len(p.runs) - 1; m > 0; m-- {
+			if at >= p.runs[m].start {
+				return int32(m)
+			}
+		}
+		return 0
+	}
+	for _, i := range evals {
+		m := micro(v.event(i).Start)
+		if !v.is(i, isAccumulate) {
+			p.nodes = append(p.nodes, node{eval: i, kind: strings.TrimPrefix(v.name(i), evalMark), micro: m, fwd: -1, seq: v.event(i).Seq})
+			continue
+		}
+		g := gradient{eval: i, handOver: i, micro: m, node: int32(len(p.nodes) - 1), also: -1, bucket: -1}
+		p.grads = append(p.grads, g)
+		if g.node >= 0 {
+			p.nodes[g.node].feeds++
+		}
+	}
+	v.findShapes(s, p)
+	v.findForward(s, p)
+	v.orderTensors(p)
+	v.findBuckets(step, p)
+	v.findTies(p)
+	return p
+}
+
+// findShapes looks into the hand-overs, and for the copies out of buckets.
+func (v *view) findShapes(s *stepSpan, p *passes) {
+	at := make(map[int32]int, len(p.grads))
+	for n := range p.grads {
+		at[p.grads[n].eval] = n
+	}
+	for k := range v.threads {
+		for _, i := range v.within(&v.threads[k], s.start, s.end) {
+			if v.is(i, isCopyOut) && v.outer[i] == i {
+				p.copies = append(p.copies, i)
+			}
+			if !v.is(i, isHandOver) {
+				continue
+			}
+			if n, ok := at[v.under(i, isAccumulate)]; ok {
+				p.grads[n].handOver = i
+				if x := v.extra(i); len(x.Dims) > 0 && p.grads[n].shape == nil {
+					p.grads[n].shape = x.Dims[0]
+					if x.Dims[0] == nil {
+						p.grads[n].shape = []int64{} // a scalar
+					}
+				}
+			}
+		}
+	}
+	v.byStart(p.copies)
+}
+
+// findForward finds the forward op of every node: the last outermost op with
+// the node's sequence number, because an op that creates no node shows the
+// number of the next. Without numbers, the nth-last node of a kind belongs to
+// the nth op of that kind: autograd runs the newest node first.
+func (v *view) findForward(s *stepSpan, p *passes) {
+	type key struct {
+		micro int32
+		what  string
+	}
+	bySeq := map[int32]int32{}
+	byKind := map[key][]int32{}
+	micro := func(at int64) (m int32) {
+		for int(m) < len(p.runs)-1 && at >= p.runs[m].start {
+			m++
+		}
+		return m
+	}
+	for k := len(v.threads) - 1; k >= 0; k-- { // the first thread's numbers win: they count per thread
+		for _, i := range v.within(&v.threads[k], s.start, s.end) {
+			e := v.event(i)
+			if e.Cat != CPUOp || v.outer[i] < 0 || v.is(v.outer[i], isEval) || v.under(i, isOptimizer) >= 0 {
+				continue
+			}
+			if e.Seq >= 0 {
+				bySeq[e.Seq] = v.outer[i]
+			} else if !v.t.Kineto {
+				id := key{micro(e.Start), v.name(i)}
+				byKind[id] = append(byKind[id], v.outer[i])
+			}
+		}
+	}
+	seen := map[key]int{}
+	for n := range p.nodes {
+		x := &p.nodes[n]
+		if x.seq >= 0 {
+			if f, ok := bySeq[x.seq]; ok {
+				x.fwd = f
+			}
+			continue
+		}
+		id := key{x.micro, forwardName(x.kind)}
+		seen[id]++
+		if ops := byKind[id]; seen[id] <= len(ops) {
+			x.fwd = ops[len(ops)-seen[id]]
+		}
+	}
+}
+
+// forwardName is the op that creates a backward node of a kind:
+// NativeBatchNormBackward0 comes from aten::native_batch_norm.
+func forwardName(kind string) string {
+	kind, _, _ = strings.Cut(kind, "Backward")
+	out := []byte("aten::")
+	for i := 0; i < len(kind); i++ {
+		c := kind[i]
+		if 'A' <= c && c <= 'Z' {
+			if i > 0 && !('A' <= kind[i-1] && kind[i-1] <= 'Z') && !('0' <= kind[i-1] && kind[i-1] <= '9') {
+				out = append(out, '_')
+			}
+			c += 'a' - 'A'
+		}
+		out = append(out, c)
+	}
+	return string(out)
+}
+
+// orderTensors orders the gradients of each micro-batch by the forward use of
+// their parameters and numbers the tensors so.
+func (v *view) orderTensors(p *passes) {
+	type key struct {
+		at   int64 // start of the forward op
+		seq  int32 // of the node
+		size int64 // a weight before its bias, where one node feeds both
+		n    int32
+	}
+	keys := make([]key, len(p.grads))
+	for n := range p.grads {
+		g := &p.grads[n]
+		k := key{n: int32(n), at: v.event(g.eval).Start, size: volume(g.shape)}
+		if g.node >= 0 {
+			x := &p.nodes[g.node]
+			if k.seq = x.seq; k.seq < 0 {
+				k.seq = -g.node // a later node has an earlier number
+			}
+			if x.fwd >= 0 {
+				k.at = v.event(x.fwd).Start
+			}
+		}
+		keys[n] = k
+	}
+	for first := 0; first < len(keys); {
+		last := first
+		for last < len(keys) && p.grads[last].micro == p.grads[first].micro {
+			last++
+		}
+		slices.SortStableFunc(keys[first:last], func(a, b key) int {
+			return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.seq, b.seq), cmp.Compare(b.size, a.size), cmp.Compare(a.n, b.n))
+		})
+		p.order = p.order[:0]
+		for pos, k := range keys[first:last] {
+			p.grads[k.n].tensor = int32(pos)
+			p.order = append(p.order, k.n)
+		}
+		first = last
+	}
+}
+
+// findBuckets tells which gradients each collective carried: those handed over
+// since the one before was issued.
+func (v *view) findBuckets(step int, p *passes) {
+	at := make(map[int32]int32, len(p.grads))
+	for n := range p.grads {
+		at[p.grads[n].eval] = int32(n)
+	}
+	next := int32(0)
+	for c := range v.collectives {
+		x := &v.collectives[c]
+		if !x.gradient || int(x.step) != step {
+			continue
+		}
+		b := bucket{collective: int32(c)}
+		last, ok := at[v.under(x.issue, isAccumulate)]
+		if ok {
+			for ; next <= last; next++ {
+				g := &p.grads[next]
+				if g.micro == p.grads[last].micro {
+					g.bucket = int32(len(p.buckets))
+					b.grads = append(b.grads, next)
+				}
+			}
+		}
+		p.buckets = append(p.buckets, b)
+	}
+}
+
+// findTies finds parameters that two ops use: the gradient is handed over once,
+// after the later node. The other node feeds no gradient although its forward
+// op reads a matrix of the same shape.
+func (v *view) findTies(p *passes) {
+	for n := range p.nodes {
+		x := &p.nodes[n]
+		matrix := x.kind == "TBackward0" || x.kind == "EmbeddingBackward0"
+		if !matrix || x.feeds > 0 || x.fwd < 0 {
+			continue
+		}
+		shape := weightShape(v.name(x.fwd), v.extra(x.fwd).Dims)
+		if shape == nil {
+			continue
+		}
+		found := int32(-1)
+		for k := range p.grads {
+			g := &p.grads[k]
+			if g.micro != x.micro || g.also >= 0 || !slices.Equal(g.shape, shape) || g.node < 0 || p.nodes[g.node].eval < x.eval {
+				continue
+			}
+			if found >= 0 {
+				found = -1
+				p.notes = append(p.notes, "a "+v.name(x.fwd)+" reads a parameter that another op reads too, and its shape does not tell which: that reader is missing")
+				break
+			}
+			found = int32(k)
+		}
+		if found >= 0 {
+			p.grads[found].also = int32(n)
+		}
+	}
+}
+
+// weightShape is the shape of the matrix among an op's inputs.
+func weightShape(op string, dims [][]int64) []int64 {
+	at := map[string]int{"aten::linear": 1, "aten::embedding": 0}
+	if k, ok := at[op]; ok && k < len(dims) {
+		return dims[k]
+	}
+	return nil
+}

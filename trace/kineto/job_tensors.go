@@ -1,0 +1,454 @@
+package kineto
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"weft/job"
+)
+
+// addTensors describes the parameters, in the order of their forward use.
+func (d *deriver) addTensors() error {
+	first := d.p.order
+	for m := range d.p.runs {
+		n := 0
+		for k := range d.p.grads {
+			if d.p.grads[k].micro == int32(m) {
+				n++
+			}
+		}
+		if n != len(first) {
+			return d.v.t.fail("micro-batch %d hands %d gradients over, the last one %d: parameters that only some use cannot be told apart", m, n, len(first))
+		}
+	}
+	d.job.Tensors = make([]job.Tensor, len(first))
+	sizes, err := d.sizes()
+	if err != nil {
+		return err
+	}
+	for k := range d.job.Tensors {
+		t := &d.job.Tensors[k]
+		t.Elements = sizes[k]
+		t.Grad = d.dtype(first[k])
+		t.Param = t.Grad
+	}
+	d.nameTensors()
+	d.addReaders()
+	d.addUpdaters()
+	return nil
+}
+
+// dtype of a gradient: of its bucket, or of its hand-over.
+func (d *deriver) dtype(n int32) job.DType {
+	g := &d.p.grads[n]
+	if x := d.v.extra(g.handOver); len(x.Types) > 0 {
+		if t, err := job.ParseDType(x.Types[0]); err == nil {
+			return t
+		}
+	}
+	if g.bucket >= 0 {
+		return d.v.collectives[d.p.buckets[g.bucket].collective].dtype
+	}
+	return job.Float32
+}
+
+// sizes are the elements of each tensor, from the best source that the trace
+// or the options have.
+func (d *deriver) sizes() ([]int64, error) {
+	for _, source := range []func() []int64{d.sizesFromShapes, d.sizesFromCopies, d.sizesFromFile} {
+		if s := source(); s != nil {
+			return s, nil
+		}
+	}
+	return d.equalShares()
+}
+
+func (d *deriver) sizesFromShapes() []int64 {
+	out := make([]int64, len(d.p.order))
+	for k, n := range d.p.order {
+		if d.p.grads[n].shape == nil {
+			return nil
+		}
+		out[k] = volume(d.p.grads[n].shape)
+		if out[k] == 0 {
+			return nil
+		}
+	}
+	return out
+}
+
+// sizesFromCopies takes the bytes of the copies out of the buckets. They must
+// sum to the bucket.
+func (d *deriver) sizesFromCopies() []int64 {
+	n := 0
+	for _, b := range d.p.buckets {
+		n += len(b.grads)
+	}
+	if n != len(d.p.copies) || n != len(d.p.order) {
+		return nil
+	}
+	bytes := d.v.copyBytes(d.p.copies)
+	out := make([]int64, len(d.p.order))
+	at := 0
+	for _, b := range d.p.buckets {
+		c := &d.v.collectives[b.collective]
+		var sum int64
+		for _, g := range b.grads {
+			if bytes[at] <= 0 || bytes[at]%c.dtype.Bytes() != 0 {
+				return nil
+			}
+			out[d.p.grads[g].tensor] = bytes[at] / c.dtype.Bytes()
+			sum += bytes[at]
+			at++
+		}
+		if sum != c.bytes() {
+			return nil
+		}
+	}
+	return out
+}
+
+// copyBytes is how much device memory each copy out of a bucket moved.
+func (v *view) copyBytes(copies []int32) []int64 {
+	out := make([]int64, len(copies))
+	for k, i := range copies {
+		e := v.event(i)
+		for t := range v.threads {
+			if v.threads[t].row != e.Row {
+				continue
+			}
+			for _, call := range v.within(&v.threads[t], e.Start, e.End()) {
+				for _, c := range v.launched(call) {
+					if v.event(c).Cat == Memcpy {
+						out[k] += v.extra(c).Bytes
+					}
+				}
+			}
+		}
+	}
+	return out
+}
+
+// sizesFromFile trusts that parameters are used in the order of the file; the
+// sums of the buckets, where recorded, must agree.
+func (d *deriver) sizesFromFile() []int64 {
+	if len(d.o.Tensors) == 0 {
+		return nil
+	}
+	if len(d.o.Tensors) != len(d.p.order) {
+		d.note("the tensors file has %d parameters, the trace %d gradients: the file is not used", len(d.o.Tensors), len(d.p.order))
+		return nil
+	}
+	out := make([]int64, len(d.p.order))
+	for k := range out {
+		out[k] = d.o.Tensors[k].Elements
+	}
+	for _, b := range d.p.buckets {
+		var sum int64
+		for _, g := range b.grads {
+			sum += out[d.p.grads[g].tensor]
+		}
+		if n := d.v.collectives[b.collective].elements; n > 0 && n != sum {
+			d.note("the tensors file does not give the recorded bucket sizes if parameters are used in its order: the file is not used")
+			return nil
+		}
+	}
+	d.note("sizes of single tensors come from the tensors file, on the assumption that parameters are used in its order")
+	return out
+}
+
+func (d *deriver) equalShares() ([]int64, error) {
+	out := make([]int64, len(d.p.order))
+	for k := range d.p.buckets {
+		b := &d.p.buckets[k]
+		n := d.v.collectives[b.collective].elements
+		if n < int64(len(b.grads)) || len(b.grads) == 0 {
+			return nil, d.v.t.fail("no collective sizes in this trace: it was recorded without shapes, or by a PyTorch without Kineto; give --tensors FILE with a line \"name elements dtype\" for each of the %d parameters, in named_parameters() order", len(d.p.order))
+		}
+		share, rest := n/int64(len(b.grads)), n%int64(len(b.grads))
+		for pos, g := range b.grads {
+			out[d.p.grads[g].tensor] = share
+			if int64(pos) < rest {
+				out[d.p.grads[g].tensor]++
+			}
+		}
+	}
+	for k := range out {
+		if out[k] == 0 {
+			return nil, d.v.t.fail("tensor %d is in no bucket and its size was not recorded: give --tensors FILE", k)
+		}
+	}
+	d.note("sizes of single tensors are unknown: each bucket is shared out equally; record with shapes or give --tensors FILE")
+	return out, nil
+}
+
+// nameTensors takes names from the tensors file where it fits, and otherwise
+// makes them from the op that reads the parameter.
+func (d *deriver) nameTensors() {
+	counts := map[string]int{}
+	last, label, part := int32(-1), "", 0
+	for k, n := range d.p.order {
+		fwd := int32(-1)
+		if g := &d.p.grads[n]; g.node >= 0 {
+			fwd = d.p.nodes[g.node].fwd
+		}
+		if fwd < 0 || fwd != last {
+			base := "parameter"
+			if fwd >= 0 {
+				base = strings.TrimPrefix(d.v.name(fwd), "aten::")
+			}
+			label, part = fmt.Sprintf("%s.%d", base, counts[base]), 0
+			counts[base]++
+		}
+		last = fwd
+		suffix := fmt.Sprintf("parameter%d", part)
+		if parts := []string{"weight", "bias"}; part < len(parts) {
+			suffix = parts[part]
+		}
+		part++
+		d.job.Tensors[k].Name = label + "." + suffix
+	}
+	if len(d.o.Tensors) == 0 {
+		return
+	}
+	at := d.inFile()
+	if at == nil {
+		d.note("the tensors file does not fit the recorded sizes: its names are not used")
+		return
+	}
+	for k, n := range at {
+		d.job.Tensors[k].Name = d.o.Tensors[n].Name
+		d.job.Tensors[k].Param = d.o.Tensors[n].DType
+	}
+}
+
+// inFile is the position in the tensors file of every tensor, by order and
+// sizes; nil if the file does not fit or there is none.
+func (d *deriver) inFile() []int {
+	if len(d.o.Tensors) != len(d.job.Tensors) {
+		return nil
+	}
+	file := make([]int64, len(d.o.Tensors))
+	for k := range file {
+		file[k] = d.o.Tensors[k].Elements
+	}
+	return matchSizes(d.elements(), file)
+}
+
+func (d *deriver) elements() []int64 {
+	out := make([]int64, len(d.job.Tensors))
+	for k := range out {
+		out[k] = d.job.Tensors[k].Elements
+	}
+	return out
+}
+
+// maxAlign bounds the table of matchSizes.
+const maxAlign = 1 << 12
+
+// matchSizes pairs two lists of the same sizes in nearly the same order: the
+// longest common subsequence keeps its order, what is left is paired first to
+// first by size. It returns the position in b of each of a; nil if the sizes
+// differ.
+func matchSizes(a, b []int64) []int {
+	n := len(a)
+	at := slices.Repeat([]int{-1}, n)
+	used := make([]bool, len(b))
+	if n == len(b) && n <= maxAlign {
+		long := make([]int16, (n+1)*(n+1)) // of a[i:] and b[j:]
+		for i := n - 1; i >= 0; i-- {
+			for j := n - 1; j >= 0; j-- {
+				if a[i] == b[j] {
+					long[i*(n+1)+j] = long[(i+1)*(n+1)+j+1] + 1
+				} else {
+					long[i*(n+1)+j] = max(long[(i+1)*(n+1)+j], long[i*(n+1)+j+1])
+				}
+			}
+		}
+		for i, j := 0, 0; i < n && j < n; {
+			switch {
+			case a[i] == b[j]:
+				at[i], used[j] = j, true
+				i, j = i+1, j+1
+			case long[(i+1)*(n+1)+j] >= long[i*(n+1)+j+1]:
+				i++
+			default:
+				j++
+			}
+		}
+	}
+	free := map[int64][]int{}
+	for j := range b {
+		if !used[j] {
+			free[b[j]] = append(free[b[j]], j)
+		}
+	}
+	for i := range a {
+		if at[i] >= 0 {
+			continue
+		}
+		f := free[a[i]]
+		if len(f) == 0 {
+			return nil
+		}
+		at[i], free[a[i]] = f[0], f[1:]
+	}
+	return at
+}
+
+// readsNothing lists backward nodes that do not read the parameter whose
+// gradient they produce: views and sums.
+var readsNothing = []string{"T", "Transpose", "View", "UnsafeView", "ReshapeAlias", "Permute", "Expand", "Slice", "Select", "Embedding", "Add", "Addmm"}
+
+// addReaders says which ops read each parameter and which contribute to its
+// gradient.
+func (d *deriver) addReaders() {
+	spans := map[int32]*opSpan{}
+	for k := range d.g.spans {
+		spans[d.g.spans[k].open] = &d.g.spans[k]
+	}
+	siblings := map[int32][]int32{} // nodes by forward op
+	for n := range d.p.nodes {
+		if f := d.p.nodes[n].fwd; f >= 0 {
+			siblings[f] = append(siblings[f], int32(n))
+		}
+	}
+	unread := 0
+	for n := range d.p.grads {
+		g := &d.p.grads[n]
+		t := &d.job.Tensors[g.tensor]
+		if h := d.g.handOver[n]; h >= 0 {
+			t.Producers = append(t.Producers, h)
+		}
+		for _, k := range [2]int32{g.node, g.also} {
+			if k < 0 {
+				continue
+			}
+			x := &d.p.nodes[k]
+			t.Producers = append(t.Producers, d.lastOp(spans[x.eval], job.Backward)...)
+			if x.fwd < 0 {
+				continue
+			}
+			t.Readers = append(t.Readers, d.readers(spans[x.fwd])...)
+			if own, _, _ := strings.Cut(x.kind, "Backward"); own == "Addmm" {
+				continue // its sum, which is the bias, is read in forward alone
+			}
+			for _, s := range siblings[x.fwd] {
+				kind, _, _ := strings.Cut(d.p.nodes[s].kind, "Backward")
+				if kind == "Addmm" || !slices.Contains(readsNothing, kind) {
+					t.Readers = append(t.Readers, d.ops(spans[d.p.nodes[s].eval], job.Backward)...)
+				}
+			}
+		}
+	}
+	for k := range d.job.Tensors {
+		t := &d.job.Tensors[k]
+		t.Readers, t.Producers = ascending(t.Readers), ascending(t.Producers)
+		if len(t.Readers) == 0 {
+			unread++
+		}
+	}
+	if unread > 0 {
+		d.note("no op is known to read %d of %d parameters: plans treat them as read by the first op", unread, len(d.job.Tensors))
+	}
+}
+
+// ops of a span in a phase.
+func (d *deriver) ops(s *opSpan, phase job.Phase) (out []job.OpID) {
+	if s == nil {
+		return nil
+	}
+	for _, n := range s.ops {
+		if d.job.Ops[n].Phase == phase {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+// lastOp of a span, which on a stream is done after the others.
+func (d *deriver) lastOp(s *opSpan, phase job.Phase) []job.OpID {
+	ops := d.ops(s, phase)
+	return ops[max(len(ops)-1, 0):]
+}
+
+// readers are a forward op's own ops; of one that only makes a view, the next
+// op that computes.
+func (d *deriver) readers(s *opSpan) []job.OpID {
+	ops := d.ops(s, job.Forward)
+	if s == nil || len(ops) > 0 {
+		return ops
+	}
+	kind := job.Host
+	if d.job.HasDevice() {
+		kind = job.Device
+	}
+	for n := int(s.next); n < len(d.job.Ops); n++ {
+		if o := &d.job.Ops[n]; d.job.Lanes[o.Lane].Kind == kind && (o.Phase == job.Forward || o.Phase == job.Backward) {
+			return []job.OpID{job.OpID(n)}
+		}
+	}
+	return nil
+}
+
+// addUpdaters says which ops write each parameter: those on it alone if the
+// optimizer goes parameter by parameter, else all of the optimizer's.
+func (d *deriver) addUpdaters() {
+	if d.addSingleUpdaters() {
+		return
+	}
+	kind := job.Host
+	if d.job.HasDevice() {
+		kind = job.Device
+	}
+	pick := func(optimizer bool) (all []job.OpID) {
+		for n := range d.g.ops {
+			o := &d.g.ops[n]
+			if o.Phase == job.Update && d.job.Lanes[o.Lane].Kind == kind && (o.optimizer || !optimizer) {
+				all = append(all, job.OpID(n))
+			}
+		}
+		return all
+	}
+	all := pick(true)
+	if len(all) == 0 {
+		if all = pick(false); len(all) > 0 {
+			d.note("no mark of the optimizer's step: all that follows the backward pass counts as update")
+		}
+	}
+	for k := range d.job.Tensors {
+		d.job.Tensors[k].Updaters = all
+	}
+}
+
+func (d *deriver) addSingleUpdaters() bool {
+	groups := d.v.updateGroups(&d.v.steps[d.stepOf()], len(d.p.order))
+	if groups == nil {
+		return false
+	}
+	sizes := make([]int64, len(groups))
+	known := true
+	for k := range groups {
+		sizes[k] = groups[k].elements
+		known = known && sizes[k] > 0
+	}
+	at := d.inFile()
+	if known {
+		at = matchSizes(d.elements(), sizes)
+	}
+	if at == nil {
+		d.note("which of the optimizer's ops update which parameter is unknown: all count for each")
+		return false
+	}
+	spans := map[int32]*opSpan{}
+	for k := range d.g.spans {
+		spans[d.g.spans[k].open] = &d.g.spans[k]
+	}
+	for k, n := range at {
+		ops := d.ops(spans[groups[n].first], job.Update)
+		slices.SortFunc(ops, cmp.Compare)
+		d.job.Tensors[k].Updaters = ops
+	}
+	return true
+}
