@@ -41,9 +41,6 @@ func (t *Timeline) Validate() error {
 		if l.Kind > Link {
 			return fmt.Errorf("timeline: lane %d (%q) has unknown kind %d", i, l.Name, l.Kind)
 		}
-		if i > 0 && l.Kind != Link && t.Lanes[i-1].Kind == Link {
-			return fmt.Errorf("timeline: lane %d (%q) computes and comes after a link: compute lanes come first", i, l.Name)
-		}
 	}
 	if len(t.Ranks)*len(t.Lanes) > maxRows {
 		return fmt.Errorf("timeline: %d ranks of %d lanes, more than %d rows", len(t.Ranks), len(t.Lanes), maxRows)
