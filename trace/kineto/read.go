@@ -125,7 +125,7 @@ type reader struct {
 
 	offset int64  // of the value in hand
 	index  uint32 // of the event in hand in the file
-	blocks [][]Event
+	events store
 	names  map[string]uint32 // to Trace.Names; also under the unrepaired text of invalid UTF-8
 	extras map[string]int32  // to Trace.Extras, by the kept arguments as a JSON object
 	rows   map[string]uint16 // to Trace.Rows, by kind, pid and tid
@@ -166,7 +166,7 @@ const notATrace = "not a profiler trace: want the JSON that torch.profiler expor
 
 // document reads the whole text.
 func (d *reader) document() error {
-	read := d.events
+	read := d.array
 	switch d.dec.PeekKind() {
 	case '[':
 	case '{':
@@ -201,7 +201,7 @@ func (d *reader) object() error {
 		switch name.String() {
 		case "traceEvents":
 			found = true
-			err = d.events()
+			err = d.array()
 		case "distributedInfo":
 			err = d.distributed()
 		default:
@@ -246,8 +246,8 @@ func (d *reader) distributed() error {
 	return nil
 }
 
-// events reads the array of events.
-func (d *reader) events() error {
+// array reads the array of events.
+func (d *reader) array() error {
 	if kind := d.dec.PeekKind(); kind != '[' && kind != 0 {
 		d.offset = d.dec.InputOffset()
 		return d.bad("traceEvents is not an array: %s", notATrace)

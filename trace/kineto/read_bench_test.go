@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/metrics"
+	"strconv"
 	"testing"
 )
 
@@ -56,9 +57,13 @@ func (g *generator) next(b []byte) []byte {
 		return append(b, "\n  ],\n  \"traceName\": \"big.json\"\n}\n"...)
 	case g.compact:
 		g.events++
-		return fmt.Appendf(b, `,
-  {"ph": "X", "cat": "cpu_op", "name": "aten::op%d", "pid": 1000, "tid": 1000, "ts": %d.%03d, "dur": 1.5, "args": {"External id": %d}}`,
-			i%200, ts, i%1000, i)
+		b = append(b, ",\n  {\"ph\": \"X\", \"cat\": \"cpu_op\", \"pid\": 1000, \"tid\": 1000, \"name\": \"aten::op"...)
+		b = strconv.AppendInt(b, int64(i%200), 10)
+		b = append(b, "\", \"dur\": 1.5, \"ts\": "...)
+		b = strconv.AppendInt(b, ts, 10)
+		b = append(b, ".25, \"args\": {\"External id\": "...)
+		b = strconv.AppendInt(b, int64(i), 10)
+		return append(b, "}}"...)
 	}
 	if i%100 == 1 {
 		g.events++

@@ -122,7 +122,7 @@ func (d *reader) complete(f *fields) (err error) {
 	}
 	e.Name = d.name(f.name)
 	d.arguments(&e, f.args)
-	d.add(e)
+	d.events.add(e)
 	return nil
 }
 
@@ -156,19 +156,6 @@ func (d *reader) flow(f *fields) error {
 	}
 	d.trace.Flows = append(d.trace.Flows, Flow{At: at, ID: id, Row: row, FwdBwd: true, Finish: f.ph[0] == 'f'})
 	return nil
-}
-
-// blockLen is how many events are stored together. Storage grows by blocks: one
-// slice that doubles would need three times its final size.
-const blockLen = 1 << 16
-
-func (d *reader) add(e Event) {
-	last := len(d.blocks) - 1
-	if last < 0 || len(d.blocks[last]) == blockLen {
-		d.blocks = append(d.blocks, make([]Event, 0, blockLen))
-		last++
-	}
-	d.blocks[last] = append(d.blocks[last], e)
 }
 
 // name interns an event's name.

@@ -23,15 +23,10 @@ const stepMark = "ProfilerStep#"
 // finish puts the events in order and checks what needs all of them.
 func (d *reader) finish() (*Trace, error) {
 	t := d.trace
-	if len(d.blocks) == 0 {
+	if d.events.n == 0 {
 		return nil, &Error{Name: t.Name, Offset: -1, Msg: "no events" + dropped(t.Dropped) + ": record the trace again"}
 	}
-	n := (len(d.blocks)-1)*blockLen + len(d.blocks[len(d.blocks)-1])
-	t.Events = make([]Event, 0, n)
-	for i, block := range d.blocks {
-		t.Events = append(t.Events, block...)
-		d.blocks[i] = nil
-	}
+	t.Events = d.events.take()
 	slices.SortFunc(t.Events, func(a, b Event) int {
 		switch {
 		case a.Start != b.Start:

@@ -643,3 +643,32 @@ func FuzzRead(f *testing.F) {
 		compare(t, data)
 	})
 }
+
+func TestStore(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		ns := rapid.Int64Range(-maxTime, maxTime)
+		want := rapid.SliceOf(rapid.Custom(func(t *rapid.T) Event {
+			return Event{
+				Start: ns.Draw(t, "start"), Dur: ns.Draw(t, "dur"), Name: rapid.Uint32().Draw(t, "name"), Corr: rapid.Uint32().Draw(t, "corr"),
+				Seq: rapid.Int32().Draw(t, "seq"), Extra: rapid.Int32().Draw(t, "extra"), Row: rapid.Uint16().Draw(t, "row"),
+				Cat: Category(rapid.Uint8().Draw(t, "cat")), order: rapid.Uint32().Draw(t, "order"),
+			}
+		})).Draw(t, "events")
+		var s store
+		for _, e := range want {
+			s.add(e)
+		}
+		if got := s.take(); !slices.Equal(got, want) {
+			t.Fatalf("got %v", got)
+		}
+	})
+	var s store // over several blocks
+	for i := range 100_000 {
+		s.add(Event{Start: int64(i) * 1e12, order: uint32(i)})
+	}
+	for i, e := range s.take() {
+		if e.order != uint32(i) || e.Start != int64(i)*1e12 {
+			t.Fatalf("event %d: got %+v", i, e)
+		}
+	}
+}
