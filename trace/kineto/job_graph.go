@@ -570,18 +570,21 @@ func (b *builder) skip(from, to int64) {
 	b.prev = to
 }
 
-// issued ends the host part of a collective. Transfers on threads start here;
-// those on streams have started with their launch.
+// issued ends the host part of a collective. Transfers on threads start within
+// it, or at its end if their thread was busy; those on streams have started with
+// their launch.
 func (b *builder) issued(i int32, at int64) {
 	gradient := b.role == job.Library
-	b.best = b.v.outer[i]
-	h := b.cut(at)
 	for n := range b.collectives {
 		c := &b.v.collectives[b.collectives[n].id]
 		if c.issue == i && c.transfer >= 0 && !b.v.event(c.transfer).Cat.Device() {
+			b.best = b.v.outer[i]
+			h := b.cut(min(max(b.v.event(c.transfer).Start, b.prev), at))
 			b.start(int32(n), []int32{h})
 		}
 	}
+	b.best = b.v.outer[i]
+	b.cut(at)
 	b.issue = -1
 	if !gradient {
 		b.role = job.NoRole
