@@ -140,16 +140,20 @@ func (j *Job) cycle(g *graph) error {
 	for ; !seen[at]; at = pred[at] {
 		seen[at] = true
 	}
-	path := []int32{at}
+	first := at
 	for v := pred[at]; v != at; v = pred[v] {
+		first = min(first, v)
+	}
+	path := []int32{first}
+	for v := pred[first]; v != first; v = pred[v] {
 		path = append(path, v)
 	}
-	slices.Reverse(path[1:]) // now every node precedes the next, the last the first
-	path = append(path, at)
+	path = append(path, first)
+	slices.Reverse(path) // now every node precedes the next
 
 	const shown = 12
 	var b strings.Builder
-	b.WriteString(j.node(at))
+	b.WriteString(j.node(first))
 	steps := 0
 	for i := 1; i < len(path); i++ {
 		how := j.why(path[i-1], path[i])
@@ -164,11 +168,8 @@ func (j *Job) cycle(g *graph) error {
 			b.WriteString(" -> ...")
 		}
 	}
-	where := fmt.Sprintf("ops[%d]", at)
-	if int(at) >= len(j.Ops) {
-		where = fmt.Sprintf("collectives[%d]", int(at)-len(j.Ops))
-	}
-	return faultf(where, "cycle: %s", b.String())
+	// A collective is never alone on a cycle, so the first node is an op.
+	return faultf(fmt.Sprintf("ops[%d]", first), "cycle: %s", b.String())
 }
 
 // why names the edge between two nodes.

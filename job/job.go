@@ -7,7 +7,11 @@
 // Times are microseconds, sizes are elements unless a name says bytes.
 package job
 
-import "fmt"
+import (
+	"fmt"
+
+	"weft/internal/near"
+)
 
 // Version is the format version that [Write] stamps and [Read] requires.
 const Version = 1
@@ -212,11 +216,15 @@ func ParseDType(s string) (DType, error) {
 	if d, ok := dtypeAliases[s]; ok {
 		return d, nil
 	}
-	return 0, fmt.Errorf("unknown element type %q; known: %v", s, dtypeNames)
+	return 0, fmt.Errorf("unknown element type %q%s", s, near.Hint(s, dtypeNames))
 }
 
 // ParseMode is the inverse of [Mode.String].
 func ParseMode(s string) (Mode, error) { return parse[Mode]("update mode", s, modeNames) }
+
+func parseLaneKind(s string) (LaneKind, error) { return parse[LaneKind]("lane kind", s, laneNames) }
+func parsePhase(s string) (Phase, error)       { return parse[Phase]("phase", s, phaseNames) }
+func parseRole(s string) (Role, error)         { return parse[Role]("role", s, roleNames) }
 
 func parse[T ~uint8](what, s string, names []string) (T, error) {
 	for i, n := range names {
@@ -224,7 +232,7 @@ func parse[T ~uint8](what, s string, names []string) (T, error) {
 			return T(i), nil
 		}
 	}
-	return 0, fmt.Errorf("unknown %s %q; known: %v", what, s, names)
+	return 0, fmt.Errorf("unknown %s %q%s", what, s, near.Hint(s, names))
 }
 
 func (d DType) MarshalText() ([]byte, error)    { return []byte(d.String()), nil }
@@ -233,20 +241,11 @@ func (k LaneKind) MarshalText() ([]byte, error) { return []byte(k.String()), nil
 func (p Phase) MarshalText() ([]byte, error)    { return []byte(p.String()), nil }
 func (r Role) MarshalText() ([]byte, error)     { return []byte(r.String()), nil }
 
-func (d *DType) UnmarshalText(b []byte) (err error) { *d, err = ParseDType(string(b)); return }
-func (m *Mode) UnmarshalText(b []byte) (err error)  { *m, err = ParseMode(string(b)); return }
-func (k *LaneKind) UnmarshalText(b []byte) (err error) {
-	*k, err = parse[LaneKind]("lane kind", string(b), laneNames)
-	return
-}
-func (p *Phase) UnmarshalText(b []byte) (err error) {
-	*p, err = parse[Phase]("phase", string(b), phaseNames)
-	return
-}
-func (r *Role) UnmarshalText(b []byte) (err error) {
-	*r, err = parse[Role]("role", string(b), roleNames)
-	return
-}
+func (d *DType) UnmarshalText(b []byte) (err error)    { *d, err = ParseDType(string(b)); return }
+func (m *Mode) UnmarshalText(b []byte) (err error)     { *m, err = ParseMode(string(b)); return }
+func (k *LaneKind) UnmarshalText(b []byte) (err error) { *k, err = parseLaneKind(string(b)); return }
+func (p *Phase) UnmarshalText(b []byte) (err error)    { *p, err = parsePhase(string(b)); return }
+func (r *Role) UnmarshalText(b []byte) (err error)     { *r, err = parseRole(string(b)); return }
 
 var dtypeAliases = func() map[string]DType {
 	m := map[string]DType{

@@ -74,11 +74,14 @@ func (j *Job) Strip(copies bool) (stripped *Job, origin []OpID) {
 		o.Deps = renumber(o.Deps)
 		direct := len(o.Deps)
 		for _, u := range s.inherited(old) {
-			switch {
-			case int(u) >= n:
+			if int(u) >= n {
 				before := &r.Collectives[int(u)-n].Before
 				*before = append(*before, OpID(v))
-			case j.Ops[u].Lane != j.Ops[old].Lane && !slices.Contains(o.Deps[:direct], now[u]):
+				continue
+			}
+			l := j.Ops[u].Lane
+			implied := func(d OpID) bool { return d >= now[u] && j.Ops[origin[d]].Lane == l }
+			if l != j.Ops[old].Lane && !slices.ContainsFunc(o.Deps[:direct], implied) {
 				o.Deps = append(o.Deps, now[u])
 			}
 		}
