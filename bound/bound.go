@@ -1,0 +1,277 @@
+// Package bound gives lower bounds on the iteration time that no schedule of a
+// class can beat, whatever it fuses, slices, pipelines or splits over links.
+// docs/bounds.md has the proofs.
+package bound
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+
+	"weft/cluster"
+	"weft/job"
+)
+
+// Bound is a lower bound on the time of an iteration, microseconds.
+type Bound struct {
+	Time float64
+	// Compute is the part that holds without any network: the busiest lane of
+	// the slowest worker.
+	Compute float64
+	// Why names what attains the bound.
+	Why string
+}
+
+// Synchronous bounds every synchronous plan (delay 0, an update each iteration)
+// that keeps the recorded compute order and reduces by all-reduce, or by
+// reduce-scatter and all-gather, over any of the cluster's links: Δ_any of
+// section 0.4 of the algorithms, on longest paths.
+//
+// Take a set S of tensors and an op X. No transfer of S starts before the
+// earliest gradient of S is ready, A after the start of X at least; together
+// they take alpha + beta·bytes(S); and from the completion of the last of them
+// to the next X at least D passes, the shortest of the longest paths from a
+// reader of a tensor in S to X. So an iteration takes no less than
+// D + A + alpha + beta·bytes(S). X is tried as the first backward op of each lane.
+func Synchronous(j *job.Job, c *cluster.Cluster) (Bound, error) {
+	s, _ := j.Strip(false)
+	g, err := newGraph(s)
+	if err != nil {
+		return Bound{}, err
+	}
+	factor := 0.0
+	for r := range c.World() {
+		scale, jitter := c.WorkerFactor(r)
+		factor = max(factor, scale*(1-jitter))
+	}
+	var b Bound
+	for l, busy := range g.busy() {
+		if busy *= factor; busy > b.Compute {
+			b = Bound{busy, busy, fmt.Sprintf("lane %s computes all the time", s.Lanes[l].Name)}
+		}
+	}
+	alpha, beta, err := network(c)
+	if err != nil {
+		return Bound{}, err
+	}
+	if t := beta * float64(s.Bytes()); t > b.Time {
+		b.Time, b.Why = t, "the links transfer all the time"
+	}
+	for l := range s.Lanes {
+		x := g.pivot(l)
+		if x < 0 {
+			continue
+		}
+		if t, first, last := g.worst(x, factor, alpha, beta); t > b.Time {
+			b.Time = t
+			b.Why = fmt.Sprintf("no gradient up to %s is ready earlier, and no layer from %s on can start before they are reduced",
+				s.Tensors[first].Name, s.Tensors[last].Name)
+		}
+	}
+	return b, nil
+}
+
+// network is the smallest start-up, microseconds, and the smallest time a byte
+// that the cluster's links can reach together.
+func network(c *cluster.Cluster) (alpha, beta float64, err error) {
+	type medium struct{ sum, fastest, work float64 }
+	media := map[string]*medium{}
+	alpha = math.Inf(1)
+	for l := range c.Links {
+		a, b, err := linkCost(c, l)
+		if err != nil {
+			return 0, 0, err
+		}
+		if b == 0 {
+			return min(alpha, a), 0, nil
+		}
+		alpha = min(alpha, a)
+		name := c.Links[l].Medium
+		if name == "" || c.Links[l].Bandwidth == 0 {
+			name = fmt.Sprintf("\x00%d", l)
+		}
+		m := media[name]
+		if m == nil {
+			m = &medium{work: math.Inf(1)}
+			media[name] = m
+		}
+		// A medium serves at most its fastest link's bandwidth, and a byte on
+		// link l takes b microseconds of that link's bandwidth.
+		m.sum += 1 / b
+		m.fastest = max(m.fastest, c.Links[l].Bandwidth)
+		m.work = min(m.work, b*c.Links[l].Bandwidth)
+	}
+	var rate float64
+	for _, m := range media {
+		r := m.sum
+		if m.work > 0 {
+			r = min(r, m.fastest/m.work)
+		}
+		rate += r
+	}
+	return alpha, 1 / rate, nil
+}
+
+// linkCost is the smallest start-up and time a byte at which link l reduces:
+// by all-reduce, or by reduce-scatter and all-gather.
+func linkCost(c *cluster.Cluster, l int) (alpha, beta float64, err error) {
+	sizes := []int64{1 << 40}
+	for _, p := range c.Links[l].Curve {
+		sizes = append(sizes, p.Bytes)
+	}
+	alpha, beta = math.Inf(1), math.Inf(1)
+	for _, way := range [][]cluster.Kind{{cluster.AllReduce}, {cluster.ReduceScatter, cluster.AllGather}} {
+		a := 0.0
+		per := make([]float64, len(sizes))
+		for _, k := range way {
+			for i, n := range sizes {
+				if n <= 0 {
+					per[i] = math.Inf(1)
+					continue
+				}
+				cost, err := c.Cost(l, k, n)
+				if err != nil {
+					return 0, 0, err
+				}
+				per[i] += cost.Wire / float64(n)
+				if i == 0 {
+					a += cost.Alpha
+				}
+			}
+		}
+		alpha, beta = min(alpha, a), min(beta, slices.Min(per))
+	}
+	return alpha, beta, nil
+}
+
+// graph is a job with its lane order as edges, in topological order.
+type graph struct {
+	job   *job.Job
+	order []job.OpID
+	prev  []job.OpID // by op: the op before it on its lane; -1
+}
+
+func newGraph(j *job.Job) (*graph, error) {
+	g := &graph{job: j, prev: make([]job.OpID, len(j.Ops))}
+	last := make([]job.OpID, len(j.Lanes))
+	for l := range last {
+		last[l] = -1
+	}
+	left := make([]int32, len(j.Ops))
+	after := make([][]job.OpID, len(j.Ops))
+	for o := range j.Ops {
+		p := &j.Ops[o]
+		g.prev[o] = last[p.Lane]
+		last[p.Lane] = job.OpID(o)
+		for _, d := range g.before(job.OpID(o)) {
+			after[d] = append(after[d], job.OpID(o))
+			left[o]++
+		}
+	}
+	for o := range left {
+		if left[o] == 0 {
+			g.order = append(g.order, job.OpID(o))
+		}
+	}
+	for i := 0; i < len(g.order); i++ {
+		for _, d := range after[g.order[i]] {
+			if left[d]--; left[d] == 0 {
+				g.order = append(g.order, d)
+			}
+		}
+	}
+	if len(g.order) < len(j.Ops) {
+		return nil, fmt.Errorf("job %q: its ops wait for each other in a circle", j.Name)
+	}
+	return g, nil
+}
+
+// before lists what op o waits for, its own lane included.
+func (g *graph) before(o job.OpID) []job.OpID {
+	deps := g.job.Ops[o].Deps
+	if p := g.prev[o]; p >= 0 {
+		return append(slices.Clip(deps), p)
+	}
+	return deps
+}
+
+func (g *graph) busy() []float64 {
+	busy := make([]float64, len(g.job.Lanes))
+	for o := range g.job.Ops {
+		busy[g.job.Ops[o].Lane] += g.job.Ops[o].Time
+	}
+	return busy
+}
+
+// pivot is the first backward op of a lane, or -1.
+func (g *graph) pivot(lane int) job.OpID {
+	for o := range g.job.Ops {
+		if p := &g.job.Ops[o]; int(p.Lane) == lane && p.Phase == job.Backward {
+			return job.OpID(o)
+		}
+	}
+	return -1
+}
+
+// worst maximises D + A + alpha + beta·bytes(S) over sets S of the form
+// {A_k >= a, D_k >= d}; no other set can be worse. first and last attain a and d.
+func (g *graph) worst(x job.OpID, factor, alpha, beta float64) (time float64, first, last job.TensorID) {
+	type item struct {
+		k    job.TensorID
+		a, d float64
+	}
+	from, to := g.paths(x)
+	var items []item
+	for k := range g.job.Tensors {
+		t := &g.job.Tensors[k]
+		i := item{job.TensorID(k), math.Inf(-1), math.Inf(-1)}
+		for _, o := range t.Producers {
+			i.a = max(i.a, from[o])
+		}
+		for _, o := range t.Readers {
+			i.d = max(i.d, to[o])
+		}
+		if i.a >= 0 && i.d >= 0 && t.Elements > 0 {
+			items = append(items, i)
+		}
+	}
+	slices.SortFunc(items, func(p, q item) int {
+		return cmp.Or(cmp.Compare(q.d, p.d), cmp.Compare(p.k, q.k))
+	})
+	for _, a := range items {
+		bytes := 0.0
+		for _, i := range items { // d falls
+			if i.a < a.a {
+				continue
+			}
+			bytes += float64(g.job.Tensors[i.k].GradBytes())
+			if t := factor*(i.d+a.a) + alpha + beta*bytes; t > time {
+				time, first, last = t, a.k, i.k
+			}
+		}
+	}
+	return time, first, last
+}
+
+// paths gives, by op, the longest path from the start of x to the end of the
+// op, and from the start of the op to the start of x; -Inf where there is none.
+func (g *graph) paths(x job.OpID) (from, to []float64) {
+	none := math.Inf(-1)
+	from, to = make([]float64, len(g.order)), make([]float64, len(g.order))
+	for o := range from {
+		from[o], to[o] = none, none
+	}
+	from[x], to[x] = g.job.Ops[x].Time, 0
+	for _, o := range g.order {
+		for _, d := range g.before(o) {
+			from[o] = max(from[o], from[d]+g.job.Ops[o].Time)
+		}
+	}
+	for _, o := range slices.Backward(g.order) {
+		for _, d := range g.before(o) {
+			to[d] = max(to[d], to[o]+g.job.Ops[d].Time)
+		}
+	}
+	return from, to
+}

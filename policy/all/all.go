@@ -1,0 +1,27 @@
+// Package all names every policy.
+package all
+
+import (
+	"fmt"
+	"strings"
+
+	"weft/policy"
+	"weft/policy/fusion"
+)
+
+// Policies lists every policy, plainest first.
+func Policies() []policy.Policy {
+	return []policy.Policy{fusion.WFBP, fusion.DDP, fusion.Horovod, fusion.MGWFBP, fusion.MGWFBPExact}
+}
+
+// Lookup finds a policy by name.
+func Lookup(name string) (policy.Policy, error) {
+	var names []string
+	for _, p := range Policies() {
+		if p.Name == name {
+			return p, nil
+		}
+		names = append(names, p.Name)
+	}
+	return policy.Policy{}, fmt.Errorf("no policy %q; there are %s", name, strings.Join(names, ", "))
+}

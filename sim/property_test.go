@@ -1,0 +1,208 @@
+package sim_test
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"testing"
+
+	"weft/bound"
+	"weft/cluster"
+	"weft/internal/random"
+	"weft/job"
+	"weft/plan"
+	"weft/policy"
+	"weft/policy/all"
+	"weft/policy/fusion"
+	"weft/sim"
+
+	"pgregory.net/rapid"
+)
+
+// slack is what rounding every duration and cost to a nanosecond may add up to
+// in an iteration, in microseconds.
+func slack(j *job.Job) float64 { return 0.002 * float64(len(j.Ops)+4*len(j.Tensors)+1) }
+
+func simulate(t *rapid.T, j *job.Job, c *cluster.Cluster, p policy.Policy, o policy.Options, so sim.Options) *sim.Result {
+	pl, err := p.Build(j, c, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := sim.Run(context.Background(), j, c, pl, so)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func options(t *rapid.T) policy.Options {
+	return policy.Options{
+		FirstBucket: rapid.Int64Range(1, 1<<22).Draw(t, "first bucket"),
+		Bucket:      rapid.Int64Range(1, 1<<25).Draw(t, "bucket"),
+		Fusion:      rapid.Int64Range(1, 1<<26).Draw(t, "fusion"),
+		Cycle:       float64(rapid.IntRange(1, 5000).Draw(t, "cycle")),
+		InFlight:    rapid.IntRange(1, 3).Draw(t, "in flight"),
+		Copies:      rapid.Bool().Draw(t, "keep copies"),
+	}
+}
+
+func TestEveryPlanIsLegal(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		j, c := random.Job(t), random.Cluster(t)
+		if err := j.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		o := options(t)
+		for _, pol := range all.Policies() {
+			p, err := pol.Build(j, c, o)
+			if err != nil {
+				t.Fatalf("%s: %v", pol.Name, err)
+			}
+			if r := plan.Check(p, j, plan.DefaultLimits); !r.OK() {
+				t.Fatalf("%s: %+v", pol.Name, r)
+			}
+		}
+	})
+}
+
+func TestLowerBound(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		j, c, o := random.Job(t), random.Cluster(t), options(t)
+		random.Unequal(t, c)
+		b, err := bound.Synchronous(j, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The bound holds from one occurrence of an op to the next, so a run of n
+		// iterations holds it n - 1 times.
+		const n = 20
+		for _, pol := range all.Policies() {
+			r := simulate(t, j, c, pol, o, sim.Options{Iterations: n})
+			total := 0.0
+			for _, x := range r.Iterations {
+				total += x
+			}
+			if total < (n-1)*b.Time-n*slack(j) {
+				t.Fatalf("%s takes %v us for %d iterations, below the bound of %v each (%s)", pol.Name, total, n, b.Time, b.Why)
+			}
+		}
+	})
+}
+
+func TestFasterLinkIsNeverSlowerForWFBP(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		j, c, o := random.Job(t), random.Cluster(t), options(t)
+		before := simulate(t, j, c, fusion.WFBP, o, sim.Options{})
+		c.Links[0].Bandwidth *= 2
+		if after := simulate(t, j, c, fusion.WFBP, o, sim.Options{}); after.Time > before.Time+slack(j) {
+			t.Fatalf("twice the bandwidth: %v us, before %v", after.Time, before.Time)
+		}
+	})
+}
+
+// On a serial link with one lane and equal workers, merging greedily is never
+// worse than not merging, and the exact merging never worse than that.
+func TestMergingNeverLoses(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		j, c := random.Chain(t, 12), random.Cluster(t)
+		var times []float64
+		for _, p := range []policy.Policy{fusion.WFBP, fusion.MGWFBP, fusion.MGWFBPExact} {
+			times = append(times, simulate(t, j, c, p, policy.Options{}, sim.Options{}).Time)
+		}
+		if times[1] > times[0]+slack(j) || times[2] > times[1]+slack(j) {
+			t.Fatalf("wfbp, mg-wfbp, mg-wfbp-exact: %v us", times)
+		}
+	})
+}
+
+func TestAlikeWorkersOnceOrAll(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		j, c, o := random.Job(t), random.Cluster(t), options(t)
+		c.Overlap = float64(rapid.IntRange(0, 40).Draw(t, "overlap %")) / 100
+		for r := range c.World() {
+			if r%3 == 1 {
+				c.Workers = append(c.Workers, cluster.Worker{Rank: r, Scale: 1.5})
+			}
+		}
+		pol := rapid.SampledFrom(all.Policies()).Draw(t, "policy")
+		once := simulate(t, j, c, pol, o, sim.Options{Timeline: true, Iterations: 4})
+		every := simulate(t, j, c, pol, o, sim.Options{Timeline: true, Iterations: 4, Everyone: true})
+		if !reflect.DeepEqual(once.Iterations, every.Iterations) {
+			t.Fatalf("iterations %v once, %v all", once.Iterations, every.Iterations)
+		}
+		a, b := once.Timeline.Expand(), every.Timeline.Expand()
+		if !reflect.DeepEqual(a.Ranks, b.Ranks) || !reflect.DeepEqual(a.Spans, b.Spans) {
+			for i := range a.Spans {
+				if i >= len(b.Spans) || a.Spans[i] != b.Spans[i] {
+					t.Fatalf("span %d: %+v once, %+v all", i, a.Spans[i], b.Spans[i])
+				}
+			}
+			t.Fatalf("timelines differ: %d and %d spans", len(a.Spans), len(b.Spans))
+		}
+	})
+}
+
+// Jitter is a hash: a run repeats itself, and its seed matters.
+func TestDeterministic(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		j, c, o := random.Job(t), random.Cluster(t), options(t)
+		random.Unequal(t, c)
+		pol := rapid.SampledFrom(all.Policies()).Draw(t, "policy")
+		a := simulate(t, j, c, pol, o, sim.Options{Timeline: true, Iterations: 3})
+		b := simulate(t, j, c, pol, o, sim.Options{Timeline: true, Iterations: 3})
+		if !reflect.DeepEqual(a, b) {
+			t.Fatal("two runs differ")
+		}
+	})
+}
+
+// Links, ranks and iterations of the benchmark that the issue of unequal
+// clusters sets: a thousand different workers, 100 layers, 10 iterations.
+func BenchmarkThousandWorkers(b *testing.B) {
+	j := layers(100)
+	c := cluster.Uniform(1000, 1, cluster.Link{Name: "net", Latency: 25, Bandwidth: 1e10})
+	for r := range c.World() {
+		c.Workers = append(c.Workers, cluster.Worker{Rank: r, Scale: 1 + float64(r)/5000, Jitter: 0.05})
+	}
+	p, err := fusion.DDP.Build(j, c, policy.Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := sim.Run(context.Background(), j, c, p, sim.Options{Iterations: 10}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// Four policies on 300 tensors and 16 workers, planned, checked and simulated.
+func BenchmarkFourPolicies(b *testing.B) {
+	j := layers(300)
+	c := cluster.Uniform(16, 1, cluster.Link{Name: "net", Latency: 25, Bandwidth: 1e10})
+	for b.Loop() {
+		if _, err := bound.Synchronous(j, c); err != nil {
+			b.Fatal(err)
+		}
+		for _, pol := range []policy.Policy{fusion.WFBP, fusion.DDP, fusion.Horovod, fusion.MGWFBP} {
+			p, err := pol.Build(j, c, policy.Options{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			if r := plan.Check(p, j, plan.DefaultLimits); !r.OK() {
+				b.Fatal(fmt.Sprint(r))
+			}
+			if _, err := sim.Run(context.Background(), j, c, p, sim.Options{}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+}
+
+func layers(n int) *job.Job {
+	fwd, bwd, bytes := make([]float64, n), make([]float64, n), make([]int64, n)
+	for i := range n {
+		fwd[i], bwd[i], bytes[i] = 100, 200, int64(4*(1000+(i*7919)%100000))
+	}
+	return job.Chain("layers", fwd, bwd, bytes)
+}

@@ -1,0 +1,59 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+
+	"weft/cluster"
+	"weft/job"
+	"weft/plan"
+	"weft/timeline"
+)
+
+// Options of a run.
+type Options struct {
+	// Iterations to simulate; 0: twelve periods of the plan, and at least
+	// twelve iterations.
+	Iterations int
+	// Timeline asks for the spans of the run, not only its iteration times.
+	Timeline bool
+	// Everyone simulates every worker even where several behave alike.
+	Everyone bool
+}
+
+// Result of a run. Times are microseconds.
+type Result struct {
+	// Iterations holds the length of each iteration: from the end of the one
+	// before (or the start of the run) until all its ops are done on all workers.
+	Iterations []float64
+	// Steady is the first iteration counted in Time, the mean over the rest: the
+	// second half of the run, in whole periods.
+	Steady int
+	Time   float64
+	// Timeline is nil unless asked for.
+	Timeline *timeline.Timeline
+}
+
+const defaultPeriods = 12
+
+// Run executes the plan p of job j on cluster c. With p nil it replays the
+// recorded iteration instead: all ops, those of the recorded library included,
+// with their recorded times, whatever the cluster's links.
+//
+// It returns an error when the arguments do not fit together, when the plan
+// stops moving (it names what waits for what), or when ctx ends.
+func Run(ctx context.Context, j *job.Job, c *cluster.Cluster, p *plan.Plan, o Options) (*Result, error) {
+	prog, err := compile(j, c, p)
+	if err != nil {
+		return nil, err
+	}
+	n := o.Iterations
+	if n <= 0 {
+		n = defaultPeriods * prog.period
+	}
+	m := newMachine(prog, c, n, o)
+	if err := m.run(ctx); err != nil {
+		return nil, fmt.Errorf("simulating %s: %w", prog.name, err)
+	}
+	return m.result(), nil
+}

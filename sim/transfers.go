@@ -1,0 +1,174 @@
+package sim
+
+import "slices"
+
+// releaseAll counts one gate of each transfer as open. span is the op that
+// opened it, for the timeline's arrows.
+func (m *machine) releaseAll(refs []ref, i int, span int32) {
+	for _, r := range refs {
+		n := i/m.period + r.shift
+		at := n*len(m.program.links[r.link].transfers) + int(r.index)
+		if n >= 0 && at < len(m.links[r.link].inst) {
+			if x := &m.links[r.link].inst[at]; span >= 0 {
+				x.gradOp = span
+			}
+			m.open(r, at)
+		}
+	}
+}
+
+// open counts one gate of the transfer at position at of a link as open.
+func (m *machine) open(r ref, at int) {
+	x := &m.links[r.link].inst[at]
+	if x.pending--; x.pending == 0 {
+		x.ready = m.now
+		m.dirty = true
+	}
+}
+
+// dispatch starts every transfer that program order, gates and windows allow,
+// once all else that happens at this time has happened.
+func (m *machine) dispatch() {
+	m.dirty = false
+	for l := range m.links {
+		s, p := &m.links[l], &m.program.links[l]
+		for s.head < len(s.inst) {
+			x := &s.inst[s.head]
+			if x.absent {
+				x.done = true
+				s.head++
+				continue
+			}
+			full := p.window.Transfers > 0 && s.inFlight >= p.window.Transfers || p.window.Bytes > 0 && s.bytes >= p.window.Bytes
+			if x.pending > 0 || full {
+				break
+			}
+			t := &p.transfers[s.head%len(p.transfers)]
+			x.started = m.now
+			s.inFlight++
+			s.bytes += t.bytes
+			if m.flying++; m.flying == 1 {
+				m.clock.set(m.now, m.clock.slow)
+			}
+			s.wire = append(s.wire, int32(s.head))
+			s.head++
+			if len(s.wire) == 1 {
+				m.startWire(l)
+			}
+		}
+	}
+}
+
+// startWire puts the first of the link's queue on the wire.
+func (m *machine) startWire(l int) {
+	s := &m.links[l]
+	s.left = m.at(l, s.wire[0]).wire
+	m.share(l)
+}
+
+func (m *machine) at(l int, position int32) *transfer {
+	ts := m.program.links[l].transfers
+	return &ts[int(position)%len(ts)]
+}
+
+// share divides a medium among the links that use it now, in proportion to
+// their bandwidth, so that together they never exceed its fastest link.
+func (m *machine) share(l int) {
+	var group []int32
+	for _, g := range m.media {
+		if slices.Contains(g, int32(l)) {
+			group = g
+		}
+	}
+	var active, fastest float64
+	for _, k := range group {
+		fastest = max(fastest, m.program.links[k].bandwidth)
+		if len(m.links[k].wire) > 0 {
+			active += m.program.links[k].bandwidth
+		}
+	}
+	rate := 1.0
+	if active > fastest {
+		rate = fastest / active
+	}
+	for _, k := range group {
+		s := &m.links[k]
+		if len(s.wire) == 0 {
+			continue
+		}
+		if k != int32(l) && s.rate == rate {
+			continue // its event stands
+		}
+		if k != int32(l) {
+			s.left -= float64((m.now - s.updated) * s.rate)
+		}
+		s.rate, s.updated = rate, m.now
+		m.seq++
+		s.token = m.seq
+		m.push(event{at: m.now + max(0, s.left/rate), kind: wireDone, a: k, token: s.token})
+	}
+}
+
+func (m *machine) finishWire(l int32, token uint64) {
+	s := &m.links[l]
+	if token != s.token {
+		return // the rate changed since
+	}
+	at := s.wire[0]
+	s.wire = s.wire[1:]
+	m.push(event{at: m.now + m.at(int(l), at).alpha, kind: transferDone, a: l, b: at})
+	if len(s.wire) > 0 {
+		m.startWire(int(l))
+	} else {
+		m.share(int(l))
+	}
+}
+
+func (m *machine) finishTransfer(l int32, at int) {
+	s := &m.links[l]
+	x, t := &s.inst[at], m.at(int(l), int32(at))
+	x.done = true
+	s.inFlight--
+	s.bytes -= t.bytes
+	m.dirty = true
+	if m.flying--; m.flying == 0 {
+		m.clock.set(m.now, 1)
+	}
+	span := m.rec.transfer(l, at, x, t, m.now)
+	n := at / len(m.program.links[l].transfers)
+	for _, r := range t.onDone {
+		if y := m.instance(r, n); y != nil {
+			m.open(ref{r.link, r.index, 0}, (n+r.shift)*len(m.program.links[r.link].transfers)+int(r.index))
+		}
+	}
+	for _, w := range x.waiters {
+		it := m.state[w.iteration]
+		if it.waits[w.op]--; it.waits[w.op] > 0 {
+			continue
+		}
+		m.rec.arrived(w, span)
+		for k := range m.workers {
+			if it.pending[k][w.op] == 0 {
+				m.beginIfNext(int32(k), w.op, int(w.iteration))
+			}
+		}
+	}
+	x.waiters = nil
+}
+
+// media lists the groups of links that share a medium; a link that shares
+// nothing is a group of its own.
+func media(links []link) [][]int32 {
+	var out [][]int32
+	named := map[string]int{}
+	for l := range links {
+		at, ok := named[links[l].medium]
+		if !ok || links[l].medium == "" {
+			at = len(out)
+			out = append(out, nil)
+			named[links[l].medium] = at
+		}
+		out[at] = append(out[at], int32(l))
+	}
+	return out
+}
