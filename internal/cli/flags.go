@@ -54,7 +54,7 @@ type ClusterFlags struct {
 // Register adds the flags.
 func (f *ClusterFlags) Register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.file, "cluster", "", "cluster `file` (YAML), in place of the next four")
-	fs.StringArrayVar(&f.specs, "link", nil, "bandwidth and latency of one step between nodes, `as in 10Gbit,25us`; again for a second link")
+	fs.StringArrayVar(&f.specs, "link", nil, "`spec` of a link between nodes: bandwidth and latency of one step, as in 10Gbit,25us; again for a second link")
 	fs.IntVar(&f.workers, "workers", 0, "`number` of workers (default: as recorded)")
 	fs.IntVar(&f.perNode, "per-node", 1, "`number` of workers a node")
 	fs.Float64Var(&f.overlap, "overlap", 0, "a transfer slows computation by this `share`: rate 1/(1+share)")

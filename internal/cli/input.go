@@ -150,7 +150,7 @@ func (c *Console) tensors(ctx context.Context, name string) (list []kineto.Tenso
 		return nil, nil
 	}
 	err = c.read(ctx, name, func(r io.Reader) error {
-		list, err = kineto.ReadTensors(r, name)
+		list, err = readTensors(r, name)
 		return err
 	})
 	return list, err

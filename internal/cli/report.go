@@ -104,7 +104,7 @@ func (r *Report) writeText(w io.Writer, color bool) error {
 	if len(r.Notes) > 0 {
 		var notes strings.Builder
 		for _, n := range r.Notes {
-			notes.WriteString(wrap("note: "+n, width, "      "))
+			notes.WriteString("note: " + wrap(n, width-6, "      "))
 		}
 		parts = append(parts, notes.String())
 	}
@@ -119,7 +119,8 @@ func (r *Report) facts() string {
 	}
 	var b strings.Builder
 	for _, f := range r.Facts {
-		fmt.Fprintf(&b, "%-*s  %s\n", labels, f.Label, cell(f.Value))
+		b.WriteString(f.Label + strings.Repeat(" ", labels-len(f.Label)+2))
+		b.WriteString(wrap(cell(f.Value), width-labels-2, strings.Repeat(" ", labels+2)))
 	}
 	return b.String()
 }
@@ -199,7 +200,8 @@ func paint(s string, style Style, color bool) string {
 }
 
 // wrap breaks s at spaces into lines of at most width, each but the first
-// behind indent, each with its line end. A longer word has its own line.
+// behind indent (not counted), each with its line end. A longer word has its
+// own line.
 func wrap(s string, width int, indent string) string {
 	var b strings.Builder
 	used := 0
@@ -209,7 +211,7 @@ func wrap(s string, width int, indent string) string {
 			used = n
 		case used+1+n > width:
 			b.WriteString("\n" + indent)
-			used = len(indent) + n
+			used = n
 		default:
 			b.WriteByte(' ')
 			used += 1 + n

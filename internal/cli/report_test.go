@@ -12,7 +12,8 @@ import (
 
 func sample() *Report {
 	return &Report{
-		Facts: []Fact{{"job", "job", "rx"}, {"workers", "workers", 16}, {"size", "size_bytes", Bytes(25_557_032)}},
+		Facts: []Fact{{"job", "job", "rx"}, {"workers", "workers", 16}, {"size", "size_bytes", Bytes(25_557_032)},
+			{"about", "about", "a value that is longer than what remains of the line goes on in the next, under its start"}},
 		Tables: []Table{{
 			Title: "Schedules", Key: "schedules",
 			Columns: []Column{{"schedule", "schedule"}, {"time\nms", "time_us"}, {"gap\n%", "gap"}},
@@ -35,6 +36,8 @@ func TestReportText(t *testing.T) {
 	want := `job      rx
 workers  16
 size     25.56
+about    a value that is longer than what remains of the line goes on in the
+         next, under its start
 
 Schedules
             time   gap
@@ -73,6 +76,7 @@ func TestReportJSON(t *testing.T) {
   "job": "rx",
   "workers": 16,
   "size_bytes": 25557032,
+  "about": "a value that is longer than what remains of the line goes on in the next, under its start",
   "schedules": [
     {
       "schedule": "mg-wfbp",
@@ -124,8 +128,9 @@ func TestWrap(t *testing.T) {
 	for in, want := range map[string]string{
 		"":                  "\n",
 		"one two three":     "one two\n  three\n",
+		"one two three fou": "one two\n  three fou\n",
 		"longerthanten two": "longerthanten\n  two\n",
-		"äää ööö üüü":       "äää ööö\n  üüü\n",
+		"äää öööö ü":        "äää öööö ü\n",
 		"1234567890 1":      "1234567890\n  1\n",
 	} {
 		if got := wrap(in, 10, "  "); got != want {

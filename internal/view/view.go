@@ -67,7 +67,7 @@ func subject(j *job.Job, c *cluster.Cluster) []cli.Fact {
 	return []cli.Fact{
 		{Label: "job", Key: "job", Value: j.Name},
 		{Label: "gradients", Key: "gradients", Value: fmt.Sprintf("%d tensors, %v MB", len(j.Tensors), cli.Bytes(j.Bytes()))},
-		{Label: "cluster", Key: "cluster", Value: fmt.Sprintf("%d x %d workers, %s", c.Nodes, c.PerNode, strings.Join(links, ", "))},
+		{Label: "cluster", Key: "cluster", Value: fmt.Sprintf("%d x %d workers; %s", c.Nodes, c.PerNode, strings.Join(links, "; "))},
 	}
 }
 
@@ -75,7 +75,11 @@ func link(l cluster.Link) string {
 	if len(l.Curve) > 0 {
 		return fmt.Sprintf("%s as measured", l.Name)
 	}
-	return fmt.Sprintf("%s %g Gbit/s %g us %v", l.Name, l.Bandwidth/1e9, l.Latency, l.Algorithm)
+	bandwidth := fmt.Sprintf("%g Mbit/s", l.Bandwidth/1e6)
+	if l.Bandwidth >= 1e9 {
+		bandwidth = fmt.Sprintf("%g Gbit/s", l.Bandwidth/1e9)
+	}
+	return fmt.Sprintf("%s: %s, %g us, %v", l.Name, bandwidth, l.Latency, l.Algorithm)
 }
 
 // Job says what a job holds.

@@ -1,0 +1,185 @@
+package main
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+	"go.uber.org/goleak"
+
+	"weft/internal/cli"
+)
+
+// asProgram makes the test binary behave as weft.
+const asProgram = "WEFT_TEST_AS_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// TestScripts runs the scripts of testdata, each in a directory of its own in
+// which traces/ and rx/ are the recorded traces and the running example.
+//
+//	file NAME             write the input to a file
+//	gzip FROM TO [bytes=N]  compress a file; keep only the first N bytes
+//	cut FROM TO bytes=N   keep only the first N bytes of a file
+//	ls                    list the files that the script has made
+//	weft                  run command lines: what they print, then their exit code
+//	                      if it is not 0. hide=figures puts # for every number,
+//	                      grep=(REGEXP) keeps only lines that match, stdin=FILE.
+func TestScripts(t *testing.T) {
+	traces, err := filepath.Abs("../../testdata/traces")
+	if err != nil {
+		t.Fatal(err)
+	}
+	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
+		path, err := filepath.Abs(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rx := filepath.Join(filepath.Dir(path), "../rx")
+		t.Chdir(t.TempDir())
+		for name, target := range map[string]string{"traces": traces, "rx": rx} {
+			if err := os.Symlink(target, name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			command, ok := scriptCommands[d.Cmd]
+			if !ok {
+				d.Fatalf(t, "no command %s", d.Cmd)
+			}
+			out, err := command(t, d)
+			if err != nil {
+				d.Fatalf(t, "%v", err)
+			}
+			return out
+		})
+	})
+}
+
+var scriptCommands = map[string]func(*testing.T, *datadriven.TestData) (string, error){
+	"file": func(_ *testing.T, d *datadriven.TestData) (string, error) {
+		return "", os.WriteFile(d.CmdArgs[0].Key, []byte(d.Input+"\n"), 0o666)
+	},
+	"gzip": func(t *testing.T, d *datadriven.TestData) (string, error) {
+		return "", transform(t, d, func(b []byte) []byte {
+			var z bytes.Buffer
+			w := gzip.NewWriter(&z)
+			w.Write(b)
+			w.Close()
+			return z.Bytes()
+		})
+	},
+	"cut": func(t *testing.T, d *datadriven.TestData) (string, error) {
+		return "", transform(t, d, func(b []byte) []byte { return b })
+	},
+	"ls": func(*testing.T, *datadriven.TestData) (string, error) {
+		entries, err := os.ReadDir(".")
+		var out strings.Builder
+		for _, e := range entries {
+			if e.Type().IsRegular() {
+				fmt.Fprintln(&out, e.Name())
+			}
+		}
+		return out.String(), err
+	},
+	"weft": weft,
+}
+
+// transform writes f of the first file to the second, cut to bytes=N.
+func transform(t *testing.T, d *datadriven.TestData, f func([]byte) []byte) error {
+	b, err := os.ReadFile(d.CmdArgs[0].Key)
+	if err != nil {
+		return err
+	}
+	b = f(b)
+	n := len(b)
+	d.MaybeScanArgs(t, "bytes", &n)
+	return os.WriteFile(d.CmdArgs[1].Key, b[:n], 0o666)
+}
+
+var figure = regexp.MustCompile(`-?[0-9]+(\.[0-9]+)?`)
+
+func weft(t *testing.T, d *datadriven.TestData) (string, error) {
+	var hide, grep, stdin string
+	d.MaybeScanArgs(t, "hide", &hide)
+	d.MaybeScanArgs(t, "grep", &grep)
+	d.MaybeScanArgs(t, "stdin", &stdin)
+	keep, err := regexp.Compile(grep)
+	if err != nil {
+		return "", err
+	}
+	var all strings.Builder
+	for line := range strings.Lines(d.Input) {
+		var in io.Reader = strings.NewReader("")
+		if stdin != "" {
+			f, err := os.Open(stdin)
+			if err != nil {
+				return "", err
+			}
+			defer f.Close()
+			in = f
+		}
+		var out bytes.Buffer
+		code := run(t.Context(), &cli.Console{In: in, Out: &out, Err: &out}, strings.Fields(line))
+		for line := range strings.Lines(out.String()) {
+			if hide == "figures" {
+				line = figure.ReplaceAllString(line, "#")
+			}
+			if keep.MatchString(line) {
+				all.WriteString(strings.TrimSuffix(line, "\n") + "\n")
+			}
+		}
+		if code != cli.OK {
+			fmt.Fprintf(&all, "exit %d\n", code)
+		}
+	}
+	return all.String(), nil
+}
+
+// TestInterrupt interrupts the program while it waits for a pipe.
+func TestInterrupt(t *testing.T) {
+	dir := t.TempDir()
+	cmd := exec.Command(os.Args[0], "import", "-", "-o", filepath.Join(dir, "job.json"))
+	cmd.Env = append(os.Environ(), asProgram+"=1")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	// More than a pipe holds: once it is written, the program is reading.
+	if _, err := fmt.Fprintf(in, `{"traceEvents": [%s`, strings.Repeat(" ", 1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	var exit *exec.ExitError
+	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != cli.Interrupted {
+		t.Errorf("ended with %v, want exit code %d", err, cli.Interrupted)
+	}
+	if got, want := stderr.String(), "weft: interrupted\n"; got != want {
+		t.Errorf("said %q, want %q", got, want)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
+		t.Errorf("left behind: %v (%v)", entries, err)
+	}
+}
