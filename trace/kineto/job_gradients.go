@@ -192,6 +192,10 @@ func (v *view) findForward(s *stepSpan, p *passes) {
 		what  string
 	}
 	bySeq := map[int32]int32{}
+	kinds := map[string]bool{}
+	for n := range p.nodes {
+		kinds[forwardName(p.nodes[n].kind)] = true
+	}
 	byKind := map[key][]int32{}
 	micro := func(at int64) (m int32) {
 		for int(m) < len(p.runs)-1 && at >= p.runs[m].start {
@@ -207,7 +211,7 @@ func (v *view) findForward(s *stepSpan, p *passes) {
 			}
 			if e.Seq >= 0 {
 				bySeq[e.Seq] = v.outer[i]
-			} else if !v.t.Kineto {
+			} else if !v.t.Kineto && kinds[v.name(i)] && !v.inside(i, kinds) {
 				id := key{micro(e.Start), v.name(i)}
 				byKind[id] = append(byKind[id], v.outer[i])
 			}
@@ -228,6 +232,17 @@ func (v *view) findForward(s *stepSpan, p *passes) {
 			x.fwd = ops[len(ops)-seen[id]]
 		}
 	}
+}
+
+// inside reports whether an op lies in one of the names: below an op that
+// creates a node, autograd records no other.
+func (v *view) inside(i int32, names map[string]bool) bool {
+	for i = v.parent[i]; i >= 0; i = v.parent[i] {
+		if names[v.name(i)] {
+			return true
+		}
+	}
+	return false
 }
 
 // forwardName is the op that creates a backward node of a kind:

@@ -435,7 +435,13 @@ func (b *builder) open(i int32, at int64) {
 	case isGrad || len(spans) > 0 && !b.device:
 		b.soft(at)
 	case v.is(i, isSync) && e.Cat == Runtime:
+		if b.sampled(i) {
+			return
+		}
 		b.soft(at)
+	}
+	if n, ok := b.copyOf[i]; ok && n >= 0 {
+		b.grad, b.role = n, job.CopyOut
 	}
 	if isGrad {
 		b.grad = n
@@ -485,12 +491,9 @@ func (b *builder) close(i int32, at int64) {
 		}
 		b.grad, b.role = -1, job.NoRole
 	}
-	if n, ok := b.copyOf[i]; ok {
-		if b.grad = n; n >= 0 {
-			b.role = job.CopyOut
-		}
+	if _, ok := b.copyOf[i]; ok {
 		b.best = i
-		b.cut(at)
+		b.soft(at)
 		b.grad, b.role = -1, job.Library
 		if i == b.lastCopy {
 			b.role = job.NoRole
