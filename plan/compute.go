@@ -198,16 +198,20 @@ func (c cut) join(d cut) {
 
 func (g *compute) nothing() cut { return g.unshared(nil) }
 
-// before is what is done of the previous iteration when o starts.
-func (g *compute) before(o job.OpID) cut {
-	c := g.nothing()
+// before is what is done of the previous iteration when c is done: each lane
+// that has begun an iteration has ended the one before.
+func (g *compute) before(c cut) cut {
+	b := g.nothing()
 	for l, ops := range g.lanes {
-		if g.at(o, int32(l)) >= 0 {
-			c.join(g.done(ops[len(ops)-1]))
+		if c[l] >= 0 {
+			b.join(g.done(ops[len(ops)-1]))
 		}
 	}
-	return c
+	return b
 }
+
+// holds reports whether o is part of the cut.
+func (g *compute) holds(c cut, o job.OpID) bool { return c[g.lane[o]] >= g.pos[o] }
 
 // all is the cut of a whole iteration.
 func (g *compute) all() cut {

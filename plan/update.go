@@ -128,7 +128,7 @@ func (v *versions) between(t *job.Tensor, o job.OpID) error {
 		if r == o || !g.precedes(r, o) {
 			return fmt.Errorf("%s may still read the old value when %s updates it", c.op(r), c.op(o))
 		}
-		if g.before(r)[g.lane[o]] < g.pos[o] {
+		if !g.holds(g.before(g.done(r)), o) {
 			return fmt.Errorf("%s of the next iteration may read it before %s updates it", c.op(r), c.op(o))
 		}
 	}
@@ -147,9 +147,9 @@ func (v *versions) proveRead(t *job.Tensor) error {
 func (v *versions) proveApart(t *job.Tensor) error {
 	c, g := v.c, v.c.compute
 	for _, r := range t.Readers {
-		before := g.before(r)
+		before := g.before(g.done(r))
 		for _, last := range t.Readers {
-			if before[g.lane[last]] < g.pos[last] {
+			if !g.holds(before, last) {
 				return fmt.Errorf("%s may still read the old value when %s of the next iteration reads the new one", c.op(last), c.op(r))
 			}
 		}
@@ -165,7 +165,10 @@ func (c *checker) enoughBuffers() (string, error) {
 			return "", fmt.Errorf("%s (%s of bucket %d) may start while its gradients are still written: it has no gradient gate", c.place(s), t.Kind, t.Bucket)
 		}
 	}
-	need := c.buffers()
+	need, err := c.buffers()
+	if err != nil {
+		return "", err
+	}
 	if p.Buffers < need.count {
 		return "", fmt.Errorf("iteration %d writes gradients of tensor %s while those of %s are in use: this takes %d buffers, the plan states %d",
 			need.iteration, c.job.Tensors[need.tensor].Name, strings.Join(need.others, ", "), need.count, p.Buffers)
@@ -188,19 +191,19 @@ type buffers struct {
 
 // buffers counts the gradient buffers that some iteration needs of one tensor:
 // one for each generation from its first iteration until the one it is applied
-// in, or the next where its application need not precede the first write then.
-func (c *checker) buffers() buffers {
+// in, and one iteration more where writes may come early.
+func (c *checker) buffers() (buffers, error) {
 	p := c.plan
 	uses := make([][]use, len(c.job.Tensors))
-	late := c.lateWrites()
+	lag := c.lags()
 	for i := range p.Updates {
 		u := &p.Updates[i]
 		for _, k := range c.tensors(u) {
-			until := u.Iteration
-			if late(k, u.At) {
-				until++
+			n, err := lag(k, u.At)
+			if err != nil {
+				return buffers{}, err
 			}
-			uses[k] = append(uses[k], use{p.Generations[u.Generation], until})
+			uses[k] = append(uses[k], use{p.Generations[u.Generation], u.Iteration + n})
 		}
 	}
 	most := buffers{count: 1}
@@ -227,7 +230,7 @@ func (c *checker) buffers() buffers {
 		}
 	}
 	c.nameOthers(&most, uses[most.tensor])
-	return most
+	return most, nil
 }
 
 // nameOthers finds the generations in use, a few of them, and moves the
@@ -257,33 +260,46 @@ func (c *checker) nameOthers(b *buffers, uses []use) {
 	}
 }
 
-// lateWrites tells of which tensors the gradient of the next iteration may be
-// written before an update at the given point has read this one's.
-func (c *checker) lateWrites() func(k job.TensorID, at Point) bool {
+// lags tells, of a tensor and a point, by how many iterations its gradient may
+// be written early: at 0 every write of the iteration after an update at that
+// point follows the update, at 1 every write of the one after that. The error
+// names an op that nothing holds back.
+func (c *checker) lags() func(k job.TensorID, at Point) (int, error) {
+	const most = 1
 	g := c.compute
 	barrier, next := barrierOps(c.job, g)
-	known := map[updatePlace]bool{}
-	return func(k job.TensorID, at Point) bool {
-		late, ok := known[updatePlace{k, at}]
+	// applied reports whether an update is done when the iteration has got to
+	// cut now, and the one before to cut before.
+	applied := func(t *job.Tensor, at Point, now, before cut) bool {
+		switch {
+		case at == AtRead:
+			return slices.ContainsFunc(t.Readers, func(o job.OpID) bool { return g.holds(now, o) })
+		case next:
+			return true // no op of this iteration ran without it
+		case len(t.Updaters) == 0:
+			return slices.ContainsFunc(barrier, func(o job.OpID) bool { return g.holds(before, o) })
+		}
+		return !slices.ContainsFunc(t.Updaters, func(o job.OpID) bool { return !g.holds(before, o) })
+	}
+	known := map[updatePlace]int{}
+	return func(k job.TensorID, at Point) (int, error) {
+		lag, ok := known[updatePlace{k, at}]
 		if ok {
-			return late
+			return lag, nil
 		}
 		t := &c.job.Tensors[k]
 		for _, w := range t.Producers {
-			if at == AtRead {
-				late = late || !slices.ContainsFunc(t.Readers, func(r job.OpID) bool { return g.precedes(r, w) })
-				continue
+			n, now := 0, g.done(w)
+			for before := g.before(now); !applied(t, at, now, before); n++ {
+				if n == most {
+					return 0, fmt.Errorf("%s, which writes the gradient of tensor %s, may run ahead of its updates: no order of ops holds it back", c.op(w), t.Name)
+				}
+				now, before = before, g.before(before)
 			}
-			before := g.before(w)
-			done := func(o job.OpID) bool { return before[g.lane[o]] >= g.pos[o] }
-			if len(t.Updaters) > 0 {
-				late = late || slices.ContainsFunc(t.Updaters, func(o job.OpID) bool { return !done(o) })
-			} else if !next {
-				late = late || !slices.ContainsFunc(barrier, done)
-			}
+			lag = max(lag, n)
 		}
-		known[updatePlace{k, at}] = late
-		return late
+		known[updatePlace{k, at}] = lag
+		return lag, nil
 	}
 }
 
