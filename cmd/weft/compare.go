@@ -21,7 +21,7 @@ schedule is faster, and the gap is what a better one could still gain.`,
 		Example: `  weft compare trace.json.gz --workers 16 --link 10Gbit,25us
   weft compare trace.json.gz --workers 16 --link 10Gbit,25us --link 100Gbit,5us
   weft compare job.json --cluster cluster.yaml --json`,
-		Args: cobra.ExactArgs(1),
+		Args: want(1, 1, "one TRACE or JOB"),
 	}
 	var jobs cli.JobFlags
 	var clusters cli.ClusterFlags

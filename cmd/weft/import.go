@@ -20,7 +20,7 @@ without -o, to the standard output. Other commands take the trace as well; the
 job file is smaller, and can be read and edited.`,
 		Example: `  weft import trace.json.gz -o job.json
   weft import trace.json.gz --tensors tensors.txt -o job.json`,
-		Args: cobra.ExactArgs(1),
+		Args: want(1, 1, "one TRACE"),
 	}
 	var jobs cli.JobFlags
 	jobs.Register(cmd.Flags())

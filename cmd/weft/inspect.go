@@ -21,7 +21,7 @@ that the transfer is told apart from waiting for peers.`,
 		Example: `  weft inspect trace.json.gz
   weft inspect rank0.json.gz rank1.json.gz
   zcat trace.json.gz | weft inspect - --json`,
-		Args: cobra.MinimumNArgs(1),
+		Args: want(1, 0, "one or more TRACE"),
 	}
 	asJSON := jsonFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

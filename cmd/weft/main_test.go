@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 //	cut FROM TO bytes=N   keep only the first N bytes of a file
 //	ls                    list the files that the script has made
 //	weft                  run command lines: what they print, then their exit code
-//	                      if it is not 0. hide=figures puts # for every number,
+//	                      if it is not 0. hide=figures puts # for every number and digest,
 //	                      grep=(REGEXP) keeps only lines that match, stdin=FILE.
 func TestScripts(t *testing.T) {
 	traces, err := filepath.Abs("../../testdata/traces")
@@ -112,7 +112,7 @@ func transform(t *testing.T, d *datadriven.TestData, f func([]byte) []byte) erro
 	return os.WriteFile(d.CmdArgs[1].Key, b[:n], 0o666)
 }
 
-var figure = regexp.MustCompile(`-?[0-9]+(\.[0-9]+)?`)
+var figure = regexp.MustCompile(`[0-9a-f]{32,}|-?[0-9]+(\.[0-9]+)?`)
 
 func weft(t *testing.T, d *datadriven.TestData) (string, error) {
 	var hide, grep, stdin string

@@ -22,7 +22,7 @@ writes it to a file or, without -o, to the standard output.`,
 		Example: `  weft plan trace.json.gz --cluster cluster.yaml --policy mg-wfbp -o plan.json
   weft plan explain plan.json
   weft plan check plan.json --job job.json`,
-		Args: cobra.ExactArgs(1),
+		Args: want(1, 1, "one TRACE or JOB"),
 	}
 	cmd.AddCommand(newPlanExplain(c), newPlanCheck(c))
 

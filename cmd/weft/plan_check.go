@@ -20,7 +20,7 @@ together. Exit code 1 means refuted, or different.`,
 		Example: `  weft plan check plan.json --job job.json
   weft plan check plan.json --job job.json --max-delay 1
   weft plan check rank0.json rank1.json`,
-		Args: cobra.RangeArgs(1, 2),
+		Args: want(1, 2, "one plan and --job, or two plans"),
 	}
 	jobFile := cmd.Flags().String("job", "", "`file` of the job, or the trace, that the plan is for")
 	var jobs cli.JobFlags
@@ -44,7 +44,7 @@ together. Exit code 1 means refuted, or different.`,
 			if err != nil {
 				return err
 			}
-			return answer(c, plan.Same(p, other), *asJSON)
+			return same(c, plan.Same(p, other), *asJSON)
 		}
 		j, err := jobs.Job(cmd.Context(), c, *jobFile)
 		if err != nil {
@@ -64,10 +64,19 @@ together. Exit code 1 means refuted, or different.`,
 	return cmd
 }
 
-// answer prints whether two plans are the same: a difference is a no.
-func answer(c *cli.Console, difference error, asJSON bool) error {
-	if err := c.Print(view.Same(difference), asJSON); err != nil || difference == nil {
-		return err
+// same says whether two plans are the same; if not, the answer is no.
+func same(c *cli.Console, difference error, asJSON bool) error {
+	var err error
+	switch {
+	case asJSON:
+		err = c.Print(view.Same(difference), true)
+	case difference == nil:
+		_, err = fmt.Fprintln(c.Out, "the same plan")
+	default:
+		_, err = fmt.Fprintln(c.Out, "different plans:", difference)
 	}
-	return cli.ErrNo
+	if err == nil && difference != nil {
+		err = cli.ErrNo
+	}
+	return err
 }

@@ -16,7 +16,7 @@ func newPlanExplain(c *cli.Console) *cobra.Command {
 by what, and when updates are applied. With the job, tensors and ops have names.`,
 		Example: `  weft plan explain plan.json
   weft plan explain plan.json --job job.json`,
-		Args: cobra.ExactArgs(1),
+		Args: want(1, 1, "one PLAN"),
 	}
 	jobFile := cmd.Flags().String("job", "", "`file` of the job, or the trace, that the plan is for")
 	var jobs cli.JobFlags

@@ -66,6 +66,16 @@ func mark(cmd *cobra.Command) {
 	}
 }
 
+// want takes from least to most arguments (0: any number), which what describes.
+func want(least, most int, what string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if n := len(args); n < least || most > 0 && n > most {
+			return cli.Usagef("got %d arguments; want %s", n, what)
+		}
+		return nil
+	}
+}
+
 // jsonFlag adds --json.
 func jsonFlag(cmd *cobra.Command) *bool {
 	return cmd.Flags().Bool("json", false, "print JSON, with times in microseconds and sizes in bytes")

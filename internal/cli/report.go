@@ -166,10 +166,42 @@ func (t *Table) text(color bool) string {
 		tw.SetStyle(style(1))
 		out = tw.Render() + "\n"
 	}
+	if over := text.LongestLineLen(out) - width; over > 0 {
+		t.shrink(configs, over)
+		tw.SetColumnConfigs(configs)
+		out = tw.Render() + "\n"
+	}
 	if t.Title != "" {
 		out = t.Title + "\n" + out
 	}
 	return out
+}
+
+// shrink takes so many places from the columns of words, the widest first, and
+// wraps them.
+func (t *Table) shrink(configs []table.ColumnConfig, places int) {
+	widths := make([]int, len(t.Columns))
+	for i := range t.Columns {
+		for _, r := range t.Rows {
+			if v, ok := r.Cells[i].(string); ok {
+				widths[i] = max(widths[i], text.StringWidth(v))
+			}
+		}
+	}
+	for ; places > 0; places-- {
+		widest := 0
+		for i, w := range widths {
+			if w > widths[widest] {
+				widest = i
+			}
+		}
+		if widths[widest] <= 10 {
+			return // there is no room to read in
+		}
+		widths[widest]--
+		configs[widest].WidthMax = widths[widest]
+		configs[widest].WidthMaxEnforcer = text.WrapSoft
+	}
 }
 
 // isText reports whether a column holds words: the first cell that is there tells.

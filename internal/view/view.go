@@ -67,7 +67,7 @@ func subject(j *job.Job, c *cluster.Cluster) []cli.Fact {
 	return []cli.Fact{
 		{Label: "job", Key: "job", Value: j.Name},
 		{Label: "gradients", Key: "gradients", Value: fmt.Sprintf("%d tensors, %v MB", len(j.Tensors), cli.Bytes(j.Bytes()))},
-		{Label: "cluster", Key: "cluster", Value: fmt.Sprintf("%d x %d workers; %s", c.Nodes, c.PerNode, strings.Join(links, "; "))},
+		{Label: "cluster", Key: "cluster", Value: fmt.Sprintf("%d workers, %d a node; %s", c.World(), c.PerNode, strings.Join(links, "; "))},
 	}
 }
 
@@ -171,19 +171,19 @@ func Policies(all []policy.Policy) *cli.Report {
 func Simulation(r *sim.Result, j *job.Job, c *cluster.Cluster) *cli.Report {
 	m := r.Timeline.Metrics(r.Steady, len(r.Iterations))
 	where := cli.Table{Title: "An iteration in steady state", Key: "breakdown", Columns: []cli.Column{
-		{Head: "worker", Key: "worker"},
+		{Head: "workers", Key: "workers"}, {Head: "rank", Key: "rank"},
 		{Head: "time\nms", Key: "time_us"}, {Head: "compute\nms", Key: "computation_us"}, {Head: "exposed\nms", Key: "exposed_us"},
 		{Head: "idle\nms", Key: "idle_us"}, {Head: "comm.\nms", Key: "communication_us"}, {Head: "hidden\nms", Key: "hidden_us"},
 		{Head: "cov-\nerage", Key: "coverage"}, {Head: "E", Key: "efficiency"}, {Head: "S", Key: "speedup"},
 	}}
-	add := func(who string, b timeline.Breakdown) {
+	add := func(who string, rank any, b timeline.Breakdown) {
 		where.Rows = append(where.Rows, cli.Row{Cells: []any{
-			who, cli.Time(b.Iteration), cli.Time(b.Computation), cli.Time(b.Exposed), cli.Time(b.Idle),
+			who, rank, cli.Time(b.Iteration), cli.Time(b.Computation), cli.Time(b.Exposed), cli.Time(b.Idle),
 			cli.Time(b.Communication), cli.Time(b.Hidden()), cli.Ratio(b.Coverage()), cli.Ratio(b.Efficiency()), cli.Ratio(b.Speedup()),
 		}})
 	}
-	add("mean", m.Mean)
-	add(fmt.Sprintf("worst, %d", m.WorstRank), m.Worst)
+	add("mean", nil, m.Mean)
+	add("worst", natural(m.WorstRank), m.Worst)
 
 	transfers := cli.Table{Title: "Transfers of an iteration", Key: "transfers", Columns: []cli.Column{
 		{Head: "link", Key: "link"}, {Head: "transfer", Key: "transfer"}, {Head: "MB", Key: "bytes"},

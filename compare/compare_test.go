@@ -1,0 +1,206 @@
+package compare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"weft/cluster"
+	"weft/job"
+	"weft/plan"
+	"weft/policy"
+	"weft/policy/all"
+)
+
+// example is the running example of the policies' descriptions, whose times are
+// known by hand: cmd/weft/testdata/scripts/compare.txt shows the arithmetic.
+func example() (*job.Job, *cluster.Cluster, Options) {
+	j := job.Chain("rx", []float64{2, 2, 1, 4}, []float64{4, 4, 2, 8}, []int64{1, 2, 3, 7})
+	c := cluster.Uniform(2, 1, cluster.Link{Name: "net", Latency: 1, Bandwidth: 8e6})
+	return j, c, Options{Policies: all.Policies(), Policy: policy.Options{FirstBucket: 1, Bucket: 5, Cycle: 5}}
+}
+
+func names(x *Comparison) []string {
+	var out []string
+	for _, r := range x.Rows {
+		out = append(out, fmt.Sprint(r.Policy.Name, " ", r.Time))
+	}
+	return out
+}
+
+func TestRank(t *testing.T) {
+	j, c, o := example()
+	x, err := Run(t.Context(), j, c, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"mg-wfbp 35", "mg-wfbp-exact 35", "ddp 36", "wfbp 38", "horovod 38"}
+	if !slices.Equal(names(x), want) {
+		t.Errorf("got %q, want %q", names(x), want)
+	}
+	if x.Bound.Time != 30 {
+		t.Errorf("bound %g, want 30", x.Bound.Time)
+	}
+	last := x.Rows[4]
+	ddp, horovod, floor := 36.0, 38.0, 30.0
+	if last.Speedup != ddp/horovod || last.Gap != horovod/floor-1 || last.Transfers != 3 || last.Largest != 10 {
+		t.Errorf("horovod: speedup %g, gap %g, %g transfers, largest %d", last.Speedup, last.Gap, last.Transfers, last.Largest)
+	}
+}
+
+// The outcome does not depend on how many policies run at once.
+func TestDeterministic(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	j, c, o := example()
+	var first *Comparison
+	for _, procs := range []int{1, 2, 8} {
+		runtime.GOMAXPROCS(procs)
+		for range 10 {
+			x, err := Run(t.Context(), j, c, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range x.Rows {
+				x.Rows[i].Policy.Build = nil // functions do not compare
+			}
+			if first == nil {
+				first = x
+			}
+			if !reflect.DeepEqual(x, first) {
+				t.Fatalf("with %d processors: %v, before: %v", procs, names(x), names(first))
+			}
+		}
+	}
+}
+
+func TestProgress(t *testing.T) {
+	j, c, o := example()
+	var got []int
+	o.Progress = func(done, total int) {
+		if total != len(o.Policies) {
+			t.Errorf("%d of %d", done, total)
+		}
+		got = append(got, done)
+	}
+	if _, err := Run(t.Context(), j, c, o); err != nil {
+		t.Fatal(err)
+	}
+	if want := []int{1, 2, 3, 4, 5, 6}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// A policy that refuses, one whose plan forgets a gradient, one that is fine.
+func made(name string, build func(*job.Job, *cluster.Cluster, policy.Options) (*plan.Plan, error)) policy.Policy {
+	return policy.Policy{Name: name, Build: build}
+}
+
+func TestRefusals(t *testing.T) {
+	j, c, o := example()
+	j.Notes = []string{"sizes are invented"}
+	broken := errors.New("not for global updates")
+	refuses := made("refuses", func(*job.Job, *cluster.Cluster, policy.Options) (*plan.Plan, error) { return nil, broken })
+	fine, err := all.Lookup("wfbp")
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	o.Policies = []policy.Policy{refuses, fine}
+	x, err := Run(t.Context(), j, c, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(x.Rows) != 1 || x.Rows[0].Policy.Name != "wfbp" || x.Rows[0].Speedup != 0 {
+		t.Errorf("rows %v", names(x))
+	}
+	want := []string{"sizes are invented", "refuses is not compared: not for global updates"}
+	if !slices.Equal(x.Notes, want) {
+		t.Errorf("notes %q, want %q", x.Notes, want)
+	}
+
+	o.Policies = []policy.Policy{refuses}
+	if _, err := Run(t.Context(), j, c, o); !errors.Is(err, broken) {
+		t.Errorf("all refuse: %v, want %v", err, broken)
+	}
+}
+
+func TestWrongPlan(t *testing.T) {
+	j, c, o := example()
+	fine, err := all.Lookup("wfbp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Policies = []policy.Policy{fine, made("forgets", func(j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
+		p, err := fine.Build(j, c, o)
+		p.Programs[0].Transfers = p.Programs[0].Transfers[1:]
+		return p, err
+	})}
+	_, err = Run(t.Context(), j, c, o)
+	if err == nil || !strings.Contains(err.Error(), "policy forgets built a wrong plan: plan rule 1") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestCancelled(t *testing.T) {
+	j, c, o := example()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Run(ctx, j, c, o); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestNothing(t *testing.T) {
+	j, c, o := example()
+	o.Policies = nil
+	if _, err := Run(t.Context(), j, c, o); err == nil {
+		t.Error("no error")
+	}
+}
+
+// A device that waits 10 of 20 for its host, before each op.
+func TestHostBound(t *testing.T) {
+	j := &job.Job{
+		Lanes: []job.Lane{{Name: "host", Kind: job.Host}, {Name: "gpu", Kind: job.Device}},
+		Ops: []job.Op{
+			{Name: "launch f", Time: 5000, Tensor: -1},
+			{Name: "f", Lane: 1, Time: 5000, Tensor: -1, Deps: []job.OpID{0}},
+			{Name: "wait", Phase: job.Backward, Tensor: -1, Deps: []job.OpID{1}},
+			{Name: "launch b", Phase: job.Backward, Time: 5000, Tensor: -1, Deps: []job.OpID{2}},
+			{Name: "b", Lane: 1, Phase: job.Backward, Time: 5000, Tensor: -1, Deps: []job.OpID{3}},
+			{Name: "step", Phase: job.Update, Tensor: -1, Deps: []job.OpID{4}},
+		},
+		Tensors: []job.Tensor{{Name: "w", Elements: 1, Readers: []job.OpID{1}, Producers: []job.OpID{4}, Updaters: []job.OpID{5}}},
+	}
+	_, c, o := example()
+	x, err := Run(t.Context(), j, c, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "host-bound: 10.0 ms of each iteration the device waits for the host, not for the network; no schedule of communication recovers that"
+	if !slices.Contains(x.Notes, want) {
+		t.Errorf("notes %q lack %q", x.Notes, want)
+	}
+}
+
+// The target is 100 ms: 300 tensors, 16 workers, every policy.
+func BenchmarkRun(b *testing.B) {
+	const n = 300
+	fwd, bwd, bytes := make([]float64, n), make([]float64, n), make([]int64, n)
+	for i := range n {
+		fwd[i], bwd[i], bytes[i] = float64(50+i%7*30), float64(100+i%5*60), int64(4*(64+i*i*3))
+	}
+	j := job.Chain("wide", fwd, bwd, bytes)
+	c := cluster.Uniform(16, 1, cluster.Link{Name: "net", Latency: 25, Bandwidth: 10e9})
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := Run(b.Context(), j, c, Options{Policies: all.Policies()}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
