@@ -250,6 +250,21 @@ func TestChromeResolution(t *testing.T) {
 	}
 }
 
+// Spans shorter than the resolution do not come to overlap by rounding.
+func TestChromeShortSpans(t *testing.T) {
+	tl := &Timeline{Ranks: []Rank{{}}, Lanes: []Lane{{"gpu", Device}}}
+	for i := range 50 {
+		tl.Spans = append(tl.Spans, Span{Name: "op", Start: float64(i) * 0.0006, End: float64(i+1) * 0.0006, Bucket: -1})
+	}
+	file := write(t, tl)
+	if err := viewable(file); err != nil {
+		t.Error(err)
+	}
+	if !strings.Contains(file, `"kind":"device","tids":[2]`) {
+		t.Errorf("more than one thread in\n%s", file)
+	}
+}
+
 func TestReadChromeErrors(t *testing.T) {
 	good := write(t, rx())
 	for _, c := range []struct{ old, new, want string }{
@@ -377,7 +392,6 @@ func TestChromeInvalidUTF8(t *testing.T) {
 func FuzzReadChrome(f *testing.F) {
 	f.Add([]byte(write(f, rx(0, 1))))
 	f.Add([]byte(write(f, rx().Expand())))
-	f.Add([]byte(write(f, &Timeline{})))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		tl, err := ReadChrome(bytes.NewReader(data))
 		if err != nil {

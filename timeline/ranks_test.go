@@ -71,6 +71,20 @@ func TestExpandProperties(t *testing.T) {
 	})
 }
 
+// An op of no length comes before the one that starts where it ends; equals
+// stay as they were.
+func TestSortTies(t *testing.T) {
+	tl := &Timeline{Spans: []Span{{Name: "d", Start: 5, End: 9}, {Name: "a", Start: 5, End: 5}, {Name: "b", Start: 5, End: 5}, {Name: "c", Start: 5, End: 7}}}
+	tl.Sort()
+	got := ""
+	for _, s := range tl.Spans {
+		got += s.Name
+	}
+	if got != "abcd" {
+		t.Errorf("got %s, want abcd", got)
+	}
+}
+
 func TestSortKeepsArrows(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		tl := timelines().Draw(t, "timeline")
