@@ -37,7 +37,7 @@ func Read(in io.Reader) (*Job, error) {
 type reader struct {
 	dec    *jsontext.Decoder
 	lines  *lines
-	starts map[string][]int32 // by list: the line where each element starts
+	starts map[string][]int32 // by list: the line where each element starts; by other member: its line
 	place  int                // position of the list element being read
 	spare  []OpID             // where lists of ids are cut from
 }
@@ -65,6 +65,9 @@ next:
 		for i := range members {
 			if m := &members[i]; string(name[1:len(name)-1]) == m.name {
 				given |= 1 << i
+				if r.dec.StackDepth() == 1 {
+					r.starts[m.name] = []int32{r.line()}
+				}
 				if err := m.read(r, t); err != nil {
 					return err
 				}
@@ -107,11 +110,10 @@ func list[E any](r *reader, limit int, to *[]E, read func(e *E) error) error {
 		}
 		starts = append(starts, r.line())
 		r.place = len(*to)
-		var e E
-		if err := read(&e); err != nil {
+		*to = append(*to, *new(E))
+		if err := read(&(*to)[r.place]); err != nil {
 			return err
 		}
-		*to = append(*to, e)
 	}
 	r.starts[path] = starts
 	if _, err := r.dec.ReadToken(); err != nil {
@@ -268,7 +270,8 @@ func (r *reader) broken(err error) error {
 		msg: fmt.Sprintf("invalid JSON at byte %d: %v", syntax.ByteOffset, syntax.Err)}
 }
 
-// locate adds the line of the list element to what Validate found.
+// locate adds the line of the list element, or else of the member, to what
+// Validate found.
 func (r *reader) locate(err error) error {
 	f, ok := errors.AsType[*fault](err)
 	if !ok {
@@ -276,12 +279,12 @@ func (r *reader) locate(err error) error {
 	}
 	g := *f
 	for p := f.path; p != ""; p = p[:max(strings.LastIndexAny(p, ".["), 0)] {
-		open := strings.LastIndexByte(p, '[')
-		if open < 0 || !strings.HasSuffix(p, "]") {
-			continue
+		list, i := p, 0
+		if open := strings.LastIndexByte(p, '['); open >= 0 && strings.HasSuffix(p, "]") {
+			list = p[:open]
+			i, _ = strconv.Atoi(p[open+1 : len(p)-1])
 		}
-		i, _ := strconv.Atoi(p[open+1 : len(p)-1])
-		if starts := r.starts[p[:open]]; i < len(starts) {
+		if starts := r.starts[list]; i < len(starts) {
 			g.line = int(starts[i])
 			break
 		}

@@ -86,23 +86,23 @@ func (j *Job) check() error {
 		return err
 	}
 	for i := range j.Collectives {
-		c, path := &j.Collectives[i], fmt.Sprintf("collectives[%d]", i)
+		c := &j.Collectives[i]
 		if c.Kind == "" {
-			return faultf(path+".kind", "missing")
+			return faultf(fmt.Sprintf("collectives[%d].kind", i), "missing")
 		}
 		if c.Bytes < 0 {
-			return faultf(path+".bytes", "negative size %d", c.Bytes)
+			return faultf(fmt.Sprintf("collectives[%d].bytes", i), "negative size %d", c.Bytes)
 		}
-		if err := checkTime(path+".time", c.Time); err != nil {
+		if err := checkTime("collectives", i, c.Time); err != nil {
 			return err
 		}
 		if total += c.Time; total > MaxTime {
-			return faultf(path+".time", "the times up to here sum to more than %g us", MaxTime)
+			return faultf(fmt.Sprintf("collectives[%d].time", i), "the times up to here sum to more than %g us", MaxTime)
 		}
-		if err := j.checkList(path+".after", c.After, nil); err != nil {
+		if err := j.checkList("collectives", i, "after", c.After, nil); err != nil {
 			return err
 		}
-		if err := j.checkList(path+".before", c.Before, nil); err != nil {
+		if err := j.checkList("collectives", i, "before", c.Before, nil); err != nil {
 			return err
 		}
 	}
@@ -112,7 +112,7 @@ func (j *Job) check() error {
 		}
 		return ""
 	}
-	if err := j.checkList("barrier", j.Barrier, onCompute); err != nil {
+	if err := j.checkList("barrier", -1, "", j.Barrier, onCompute); err != nil {
 		return err
 	}
 	return j.checkRecorded()
@@ -173,26 +173,31 @@ func (j *Job) checkOp(i int) error {
 			return bad(fmt.Sprintf("deps[%d]", k), "op %d %q depends on itself", i, o.Name)
 		}
 	}
-	return checkTime(fmt.Sprintf("ops[%d].time", i), o.Time)
+	return checkTime("ops", i, o.Time)
 }
 
-func checkTime(path string, us float64) error {
+// checkTime, like the other checks, makes text only for a fault: a job has
+// millions of fields.
+func checkTime(list string, i int, us float64) error {
+	var msg string
 	switch {
 	case math.IsNaN(us) || math.IsInf(us, 0):
-		return faultf(path, "%v is not a time", us)
+		msg = fmt.Sprintf("%v is not a time", us)
 	case us < 0:
-		return faultf(path, "negative time %v us", us)
+		msg = fmt.Sprintf("negative time %v us", us)
 	case us > MaxTime:
-		return faultf(path, "%v us is more than %g us", us, MaxTime)
+		msg = fmt.Sprintf("%v us is more than %g us", us, MaxTime)
+	default:
+		return nil
 	}
-	return nil
+	return faultf(fmt.Sprintf("%s[%d].time", list, i), "%s", msg)
 }
 
 func (j *Job) checkTensors() error {
 	in := func(what string, phases ...Phase) func(*Op) string {
 		return func(o *Op) string {
 			if !slices.Contains(phases, o.Phase) {
-				return fmt.Sprintf("is a %s op; %s", o.Phase, what)
+				return fmt.Sprintf("is in phase %s; %s", o.Phase, what)
 			}
 			return ""
 		}
@@ -225,24 +230,28 @@ func (j *Job) checkTensors() error {
 			return bad("producers", "no op produces the gradient of %q", t.Name)
 		}
 		bytes += t.GradBytes()
-		path := fmt.Sprintf("tensors[%d]", i)
-		if err := j.checkList(path+".readers", t.Readers, isReader); err != nil {
+		if err := j.checkList("tensors", i, "readers", t.Readers, isReader); err != nil {
 			return err
 		}
-		if err := j.checkList(path+".producers", t.Producers, isProducer); err != nil {
+		if err := j.checkList("tensors", i, "producers", t.Producers, isProducer); err != nil {
 			return err
 		}
-		if err := j.checkList(path+".updaters", t.Updaters, isUpdater); err != nil {
+		if err := j.checkList("tensors", i, "updaters", t.Updaters, isUpdater); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// checkList wants ids in range and strictly ascending, and no objection.
-func (j *Job) checkList(path string, ids []OpID, objection func(*Op) string) error {
+// checkList wants the ids of list[i].field (of list itself if i is negative) in
+// range and strictly ascending, and no objection to any op.
+func (j *Job) checkList(list string, i int, field string, ids []OpID, objection func(*Op) string) error {
 	for k, v := range ids {
 		at := func(format string, args ...any) error {
+			path := list
+			if i >= 0 {
+				path = fmt.Sprintf("%s[%d].%s", list, i, field)
+			}
 			return faultf(fmt.Sprintf("%s[%d]", path, k), format, args...)
 		}
 		switch {
