@@ -87,12 +87,11 @@ type Extra struct {
 	Waits      uint32    // Sync: correlation of the record call waited for; 0 unknown
 }
 
-// Flow is one end of an arrow. Flows are sorted by ID, a start before its
-// finish; a finish without a start is dropped.
+// Flow is one end of an arrow from a forward op to its backward op. Flows are
+// sorted by ID, a start before its finish; a finish without a start is dropped.
 type Flow struct {
 	At     int64 // nanoseconds
 	ID     int64
 	Row    uint16
-	FwdBwd bool // forward op to backward op; otherwise launch to device
 	Finish bool
 }

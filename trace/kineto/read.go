@@ -200,6 +200,10 @@ func (d *reader) object() error {
 		}
 		switch name.String() {
 		case "traceEvents":
+			if found {
+				d.offset = d.dec.InputOffset()
+				return d.bad("a second traceEvents: if traces were joined, give each as its own file")
+			}
 			found = true
 			err = d.array()
 		case "distributedInfo":
@@ -311,8 +315,9 @@ func (d *reader) syntax(s *jsontext.SyntacticError) string {
 		return fmt.Sprintf("invalid JSON at %q: %v; record or export the trace again", s.JSONPointer, s.Err)
 	}
 	var name []byte
+	rest = rest[:at]
 	if open := bytes.IndexByte(rest, '{'); open >= 0 {
-		for key, val := range members(rest[open:at]) {
+		for key, val := range members(rest[open:]) {
 			if string(key) == "name" {
 				name = unquote(val)
 			}

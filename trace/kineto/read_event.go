@@ -154,7 +154,7 @@ func (d *reader) flow(f *fields) error {
 	if err != nil {
 		return err
 	}
-	d.trace.Flows = append(d.trace.Flows, Flow{At: at, ID: id, Row: row, FwdBwd: true, Finish: f.ph[0] == 'f'})
+	d.trace.Flows = append(d.trace.Flows, Flow{At: at, ID: id, Row: row, Finish: f.ph[0] == 'f'})
 	return nil
 }
 
@@ -246,15 +246,15 @@ func extra(args []byte) Extra {
 		n, _ := integer(value)
 		switch string(name) {
 		case "bytes":
-			x.Bytes = n
+			x.Bytes = max(n, 0)
 		case "Collective name":
 			x.Collective = word(value)
 		case "In msg nelems":
-			x.Elements = n
+			x.Elements = max(n, 0)
 		case "dtype":
 			x.DType = word(value)
 		case "Group size":
-			x.Group = int(n)
+			x.Group = int(max(n, 0))
 		case "Fwd thread id":
 			x.FwdThread = n
 		case "wait_on_stream":
@@ -273,11 +273,8 @@ func extra(args []byte) Extra {
 	return x
 }
 
-// word is the text of a string, "" for other values.
+// word is the text of a string or number, "" for other values.
 func word(v []byte) string {
-	if v[0] != '"' {
-		return ""
-	}
 	return strings.ToValidUTF8(string(unquote(v)), "\uFFFD")
 }
 
@@ -288,15 +285,12 @@ func inputs(dims, types []byte) (shapes [][]int64, names []string) {
 	if len(dims) == 0 || dims[0] != '[' {
 		return nil, nil
 	}
-	if len(types) == 0 || types[0] != '[' {
+	if len(types) > 0 && types[0] != '[' {
 		types = nil
 	}
 	typ, rest := next(inside(types))
 	for input := range elements(dims) {
-		name := ""
-		if len(typ) > 0 {
-			name = word(typ)
-		}
+		name := word(typ)
 		list := [][]byte{input}
 		if first, _ := next(inside(input)); len(first) > 0 && first[0] == '[' {
 			list = slices.Collect(elements(input))

@@ -108,12 +108,16 @@ func nestedEnd(b []byte, i int) int {
 	return len(b)
 }
 
-// unquote gives the text of a string, and other values as they are.
+// unquote gives the text of a string or number, and nothing for other values.
 func unquote(v []byte) []byte {
-	if len(v) < 2 || v[0] != '"' {
+	switch {
+	case len(v) == 0:
+		return nil
+	case v[0] == '-' || '0' <= v[0] && v[0] <= '9':
 		return v
-	}
-	if bytes.IndexByte(v, '\\') < 0 {
+	case v[0] != '"' || len(v) == 1:
+		return nil
+	case bytes.IndexByte(v, '\\') < 0:
 		return v[1 : len(v)-1]
 	}
 	s, _ := jsontext.AppendUnquote(nil, v) // invalid UTF-8 is repaired
@@ -121,10 +125,13 @@ func unquote(v []byte) []byte {
 }
 
 // integer is the value of a number without fraction, or of a string that holds
-// one.
+// one; 0 and false for anything else.
 func integer(v []byte) (int64, bool) {
 	n, err := strconv.ParseInt(string(unquote(v)), 10, 64)
-	return n, err == nil
+	if err != nil {
+		return 0, false
+	}
+	return n, true
 }
 
 var (

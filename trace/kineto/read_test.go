@@ -8,16 +8,19 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/big"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/iotest"
 	"unicode/utf8"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/klauspost/compress/gzip"
 	"pgregory.net/rapid"
 )
@@ -84,8 +87,8 @@ func TestRead(t *testing.T) {
 			{Start: at + 24_211, Dur: 1000, Name: 5, Corr: 13, Seq: -1, Extra: 3, Row: 0, Cat: Sync, order: 6},
 		},
 		Flows: []Flow{
-			{At: at + 211, ID: 2, Row: 1, FwdBwd: true},
-			{At: at + 2211, ID: 2, Row: 2, FwdBwd: true, Finish: true},
+			{At: at + 211, ID: 2, Row: 1},
+			{At: at + 2211, ID: 2, Row: 2, Finish: true},
 		},
 		Rows:  []Row{{"0", "7", true}, {"10", "main", false}, {"10", "-5", false}},
 		Names: []string{"ncclKernel_AllReduce", "inner", "outer", "cudaLaunchKernel", "Memcpy", "Stream Wait Event"},
@@ -200,6 +203,7 @@ func TestReadErrors(t *testing.T) {
 		{"truncated object", `{"a":1`, 6, "JSON ends here, too early"},
 		{"invalid JSON", `[` + op + `,{"ph":tru}]`, int64(len(op)) + 11, `invalid JSON at "/1/ph"`},
 		{"two traces", `[` + op + `][` + op + `]`, int64(len(op)) + 2, "more text after the end"},
+		{"two traceEvents", `{"traceEvents":[` + op + `],"traceEvents":[]}`, int64(len(op)) + 31, "a second traceEvents"},
 		{"text after the end", `[` + op + `]}`, int64(len(op)) + 2, "more text after the end"},
 
 		{"negative duration", `[` + op + `,` + x("kernel", "gemm", 0, 7, "5", "-0.5", "") + `]`, int64(len(op)) + 2, `event "gemm": negative duration -0.5`},
@@ -395,6 +399,9 @@ func naive(data []byte) ([]plain, bool) {
 	if err := dec.Decode(&doc); err != nil {
 		return nil, false
 	}
+	if _, err := dec.Token(); err != io.EOF {
+		return nil, false
+	}
 	if o, ok := doc.(map[string]any); ok {
 		doc = o["traceEvents"]
 	}
@@ -408,8 +415,8 @@ func naive(data []byte) ([]plain, bool) {
 		if !ok {
 			return nil, false
 		}
-		cat, known := categories[text2(o["cat"])]
-		if o["ph"] != "X" || !known && text2(o["cat"]) != "" || !has(o, "ts") || !has(o, "dur") {
+		cat, known := categories[label(o["cat"])]
+		if o["ph"] != "X" || !known && label(o["cat"]) != "" || !has(o, "ts") || !has(o, "dur") {
 			continue
 		}
 		start, ok1 := micros(o["ts"])
@@ -419,10 +426,10 @@ func naive(data []byte) ([]plain, bool) {
 		}
 		args, _ := o["args"].(map[string]any)
 		e := plain{
-			order: i, start: start, dur: dur, cat: cat, name: text2(o["name"]),
-			row:  Row{text2(o["pid"]), text2(o["tid"]), cat >= Kernel},
+			order: i, start: start, dur: dur, cat: cat, name: label(o["name"]),
+			row:  Row{label(o["pid"]), label(o["tid"]), cat >= Kernel},
 			corr: whole(args, "correlation", 0, 1, 1<<32-1), seq: whole(args, "Sequence number", -1, 0, 1<<31-1),
-			bytes: whole(args, "bytes", 0, -1<<63, 1<<63-1),
+			bytes: whole(args, "bytes", 0, 0, 1<<63-1),
 		}
 		if dims, ok := args["Input Dims"].([]any); ok {
 			e.dims = shapes(dims)
@@ -437,16 +444,14 @@ func naive(data []byte) ([]plain, bool) {
 
 func has(o map[string]any, name string) bool { _, ok := o[name]; return ok }
 
-func text2(v any) string {
+func label(v any) string {
 	switch v := v.(type) {
-	case nil:
-		return ""
 	case string:
 		return v
 	case json.Number:
 		return v.String()
 	}
-	return "?"
+	return ""
 }
 
 func micros(v any) (int64, bool) {
@@ -458,23 +463,27 @@ func micros(v any) (int64, bool) {
 }
 
 func whole(args map[string]any, name string, none, low, high int64) int64 {
-	n, ok := new(big.Int).SetString(text2(args[name]), 10)
+	n, ok := new(big.Int).SetString(label(args[name]), 10)
 	if !ok || !n.IsInt64() || n.Int64() < low || n.Int64() > high {
 		return none
 	}
 	return n.Int64()
 }
 
-// shapes lists an op's shapes like inputs, of numbers only.
+// shapes lists an op's shapes as inputs does.
 func shapes(dims []any) string {
 	var b strings.Builder
 	one := func(v any) {
+		shape := ""
 		list, _ := v.([]any)
-		b.WriteByte('[')
 		for _, n := range list {
-			b.WriteString(text2(n) + " ")
+			if _, err := strconv.ParseInt(label(n), 10, 64); err != nil {
+				shape = ""
+				break
+			}
+			shape += label(n) + " "
 		}
-		b.WriteByte(']')
+		b.WriteString("[" + shape + "]")
 	}
 	for _, v := range dims {
 		list, _ := v.([]any)
@@ -514,12 +523,21 @@ func plainly(t *Trace) []plain {
 	return events
 }
 
+// failer is what [testing.T] and [rapid.T] share.
+type failer interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}
+
 // compare fails unless Read saw in data what the standard library's decoder sees.
-func compare(t *testing.T, data []byte) {
+func compare(t failer, data []byte) {
 	t.Helper()
 	got, err := Read(context.Background(), bytes.NewReader(data), ReadOptions{Name: "t.json"})
 	want, ok := naive(data)
 	if err != nil {
+		if _, syntax := errors.AsType[*jsontext.SyntacticError](err); syntax && ok {
+			t.Fatalf("%v, but encoding/json reads it: %.500q", err, data)
+		}
 		return
 	}
 	if !ok {
@@ -633,8 +651,55 @@ func TestReadShared(t *testing.T) {
 	}
 }
 
+// Any values may stand where Kineto writes numbers, strings and arrays.
+func TestReadLikeEncodingJSON(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		space := rapid.SampledFrom([]string{"", " ", "\n  "})
+		value := rapid.SampledFrom([]string{
+			"null", "true", "0", "-1", "1.5", "7e2", "4294967295", "4294967296", "9223372036854775808", `""`, `"X"`, `"7"`, `"a\\"`, `"\u00e9\"]}"`,
+			"[]", "[[]]", "[1,2]", "[[1,2],[],[[3],[4,5]]]", `[[1,"2"],"x",[null]]`, `["float",7]`, "{}", `{"ts":1,"a":[{}]}`,
+		})
+		number := rapid.Map(rapid.IntRange(0, 9999), func(n int) string { return fmt.Sprint(float64(n) / 8) })
+		object := func(members map[string]*rapid.Generator[string]) string {
+			var b strings.Builder
+			b.WriteString("{")
+			for i, name := range rapid.Permutation(slices.Sorted(maps.Keys(members))).Draw(t, "order") {
+				if i > 0 {
+					b.WriteString(",")
+				}
+				fmt.Fprintf(&b, "%s%q%s:%s%s%s", space.Draw(t, "space"), name, space.Draw(t, "space"), space.Draw(t, "space"), members[name].Draw(t, name), space.Draw(t, "space"))
+			}
+			b.WriteString("}")
+			return b.String()
+		}
+		var events []string
+		for range rapid.IntRange(1, 5).Draw(t, "events") {
+			mostly := func(g *rapid.Generator[string]) *rapid.Generator[string] {
+				return rapid.OneOf(g, g, g, g, g, g, g, g, g, value)
+			}
+			quoted := func(words ...string) *rapid.Generator[string] {
+				return mostly(rapid.Map(rapid.SampledFrom(words), func(s string) string { return fmt.Sprintf("%q", s) }))
+			}
+			args := object(map[string]*rapid.Generator[string]{
+				"correlation": value, "bytes": value, "Sequence number": value, "Input Dims": value, "Input type": value, "External id": value,
+			})
+			events = append(events, object(map[string]*rapid.Generator[string]{
+				"ph": quoted("X", "X", "X", "M"), "cat": quoted("cpu_op", "gpu_memcpy", "overhead", ""), "name": quoted("a", "b\\"),
+				"pid": value, "tid": value, "ts": mostly(number), "dur": mostly(number), "args": mostly(rapid.Just(args)),
+			}))
+		}
+		text := "[" + strings.Join(events, ",") + "]"
+		if rapid.Bool().Draw(t, "object") {
+			text = `{"a":[[]],"traceEvents":` + text + `}`
+		}
+		compare(t, []byte(text))
+	})
+}
+
 func FuzzRead(f *testing.F) {
 	f.Add([]byte(small))
+	f.Add([]byte(`[{"ph":"X","name":"a","ts":1.5,"dur":2,"pid":"p","tid":1}]`))
+	f.Add([]byte(`{"traceEvents":[{"ph":"X","cat":"kernel","name":"\u00e9","ts":1e3,"dur":2,"args":{"correlation":1,"Input Dims":[[1],[]]}}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if !utf8.Valid(data) { // the two decoders repair it differently
 			_, _ = Read(context.Background(), bytes.NewReader(data), ReadOptions{})
