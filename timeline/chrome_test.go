@@ -263,6 +263,15 @@ func TestChromeShortSpans(t *testing.T) {
 	if !strings.Contains(file, `"kind":"device","tids":[2]`) {
 		t.Errorf("more than one thread in\n%s", file)
 	}
+	got, err := ReadChrome(strings.NewReader(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 1; i < len(got.Spans); i++ {
+		if a, b := got.Spans[i-1], got.Spans[i]; a.End > b.Start {
+			t.Errorf("span %d ends at %v, after the next starts at %v", i-1, a.End, b.Start)
+		}
+	}
 }
 
 func TestReadChromeErrors(t *testing.T) {
