@@ -66,7 +66,7 @@ func WriteChrome(w io.Writer, t *Timeline) error {
 	// the number of its process for the main one and show it first.
 	tid := int64(0)
 	for i, r := range t.Ranks {
-		h.Ranks[i] = headerRank{r.Rank, r.Stands}
+		h.Ranks[i] = headerRank(r)
 		tid = max(tid, int64(r.Rank)+1)
 	}
 	iterations := tid
@@ -408,7 +408,7 @@ func (c *chromeReader) header(at int64) error {
 	c.ranks, c.lanes = map[int64]int32{}, map[int64]int32{}
 	c.flows, c.queued = map[string]half{}, map[string]half{}
 	for i, r := range h.Ranks {
-		c.t.Ranks = append(c.t.Ranks, Rank{r.Rank, r.Stands})
+		c.t.Ranks = append(c.t.Ranks, Rank(r))
 		c.ranks[int64(r.Rank)] = int32(i)
 	}
 	for i, l := range h.Lanes {
