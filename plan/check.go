@@ -232,7 +232,7 @@ func (c *checker) formed() (string, error) {
 		}
 	}
 	if notBefore > 0 {
-		c.notes = append(c.notes, fmt.Sprintf("%d gates name a time (not-before): they hold in simulation only", notBefore))
+		c.notes = append(c.notes, times(notBefore, "gate")+" by time (not-before): for simulation only")
 	}
 	return fmt.Sprintf("tensors %s", p.Tensors), nil
 }
@@ -349,9 +349,16 @@ func (c *checker) globalLast() (string, error) {
 // iterations names the iterations of a generation, as in messages.
 func (g Generation) iterations() string {
 	if g.Length == 1 {
-		return fmt.Sprintf("iteration %d", g.First)
+		return "iteration " + g.numbers()
 	}
-	return fmt.Sprintf("iterations %d..%d", g.First, g.Last())
+	return "iterations " + g.numbers()
+}
+
+func (g Generation) numbers() string {
+	if g.Length == 1 {
+		return fmt.Sprint(g.First)
+	}
+	return fmt.Sprintf("%d..%d", g.First, g.Last())
 }
 
 // place names a slot, as in messages.

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -11,7 +12,8 @@ import (
 
 // TestScripts runs the scripts of testdata. The commands: job and plan describe
 // one, and check it; edit changes the last plan for one check, and prints the
-// rules that break; limits sets what the user allows.
+// rules that break; limits sets what the user allows; explain prints the last
+// plan.
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/check", func(t *testing.T, path string) {
 		var j *scriptJob
@@ -38,6 +40,13 @@ func TestScripts(t *testing.T) {
 			case "plan":
 				text = d.Input
 				return broken(Check(j.parsePlan(text), j.Job, limits))
+			case "explain":
+				var b strings.Builder
+				if err := Explain(&b, j.parsePlan(text), j.Job); err != nil {
+					return err.Error() + "\n"
+				}
+				digest := regexp.MustCompile("sha256:[0-9a-f]{64}")
+				return digest.ReplaceAllString(b.String(), "sha256:(digest)")
 			case "edit":
 				return broken(Check(j.parsePlan(edit(text, d.Input)), j.Job, limits))
 			}

@@ -190,6 +190,8 @@ func explain(data []byte, err error) error {
 			if name := nearest(meaning.JSONPointer.LastToken(), fields(meaning.GoType)); name != "" {
 				x.msg += fmt.Sprintf("; did you mean %q?", name)
 			}
+		case meaning.Err != nil && meaning.JSONKind == '0':
+			x.msg = fmt.Sprintf("%s: %v", meaning.JSONValue, meaning.Err)
 		case meaning.Err != nil:
 			x.msg = meaning.Err.Error()
 		default:
@@ -221,8 +223,8 @@ func lineAt(data []byte, offset int64) int {
 	return 1 + bytes.Count(data[:min(max(offset, 0), int64(len(data)))], []byte("\n"))
 }
 
-// lineOf is the line on which the value at a path, as in messages, ends: for
-// what Write wrote, its line. It is 0 if there is no such value.
+// lineOf is the line on which the value at a path, as in messages, begins; 0 if
+// there is no such value.
 func lineOf(data []byte, path string) int {
 	d := jsontext.NewDecoder(bytes.NewReader(data))
 	for {

@@ -15,7 +15,8 @@ import (
 // A job:
 //
 //	tensor NAME ELEMENTS
-//	lane NAME                        the ops below run on it, in this order
+//	lane NAME                        the ops below run on it, in this order; a
+//	                                 device lane if the name begins with stream
 //	op NAME [reads=T,..] [makes=T,..] [writes=T,..] [after=OP,..]
 //	copy-in T | copy-out T           the recorded library's, on the lane
 //	library NAME                     another op of the recorded library
@@ -122,7 +123,11 @@ func parseJob(text string) *scriptJob {
 			s.tensors[rest[0]] = job.TensorID(len(s.Tensors))
 			s.Tensors = append(s.Tensors, job.Tensor{Name: rest[0], Elements: int64(number(rest[1]))})
 		case "lane":
-			s.Lanes = append(s.Lanes, job.Lane{Name: rest[0]})
+			kind := job.Host
+			if strings.HasPrefix(rest[0], "stream") {
+				kind = job.Device
+			}
+			s.Lanes = append(s.Lanes, job.Lane{Name: rest[0], Kind: kind})
 		case "op":
 			phase := job.Forward
 			if opts["makes"] != "" {

@@ -57,7 +57,7 @@ func (c *checker) oneVersion() (string, error) {
 	return "every update lies between the last read of one iteration and the first of the next", nil
 }
 
-// place of an update: of a tensor, at a point.
+// updatePlace is where an update stands: of a tensor, at a point.
 type updatePlace struct {
 	tensor job.TensorID
 	at     Point
@@ -81,7 +81,7 @@ func (c *checker) versions() *versions {
 func (v *versions) prove(at updatePlace) error {
 	err, ok := v.known[at]
 	if !ok {
-		switch t := &v.c.job.Tensors[at.tensor]; at.at {
+		switch t := v.c.touched(at.tensor); at.at {
 		case AtStep:
 			err = v.proveStep(t)
 		case AtRead:
@@ -138,7 +138,7 @@ func (v *versions) between(t *job.Tensor, o job.OpID) error {
 // proveRead is for updates in front of the tensor's first reader.
 func (v *versions) proveRead(t *job.Tensor) error {
 	if len(t.Readers) == 0 {
-		return errors.New("no op reads it, so there is no read to update it at")
+		return errors.New("the job does not say which op reads it: update it at the step")
 	}
 	return v.proveApart(t)
 }
@@ -155,6 +155,24 @@ func (v *versions) proveApart(t *job.Tensor) error {
 		}
 	}
 	return nil
+}
+
+// touched is a tensor with the ops that touch its memory. Where device ops read,
+// make or write it, host ops do so only by launching these, and run ahead of them.
+func (c *checker) touched(k job.TensorID) *job.Tensor {
+	t := c.job.Tensors[k]
+	for _, ops := range []*[]job.OpID{&t.Readers, &t.Producers, &t.Updaters} {
+		var device []job.OpID
+		for _, o := range *ops {
+			if c.job.Lanes[c.job.Ops[o].Lane].Kind == job.Device {
+				device = append(device, o)
+			}
+		}
+		if len(device) > 0 {
+			*ops = device
+		}
+	}
+	return &t
 }
 
 // enoughBuffers is rule 4.
@@ -287,7 +305,7 @@ func (c *checker) lags() func(k job.TensorID, at Point) (int, error) {
 		if ok {
 			return lag, nil
 		}
-		t := &c.job.Tensors[k]
+		t := c.touched(k)
 		for _, w := range t.Producers {
 			n, now := 0, g.done(w)
 			for before := g.before(now); !applied(t, at, now, before); n++ {
