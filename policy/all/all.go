@@ -11,7 +11,7 @@ import (
 
 // Policies lists every policy, plainest first.
 func Policies() []policy.Policy {
-	return []policy.Policy{fusion.WFBP, fusion.DDP, fusion.Horovod, fusion.MGWFBP, fusion.MGWFBPExact}
+	return []policy.Policy{fusion.Recorded, fusion.WFBP, fusion.DDP, fusion.Horovod, fusion.MGWFBP, fusion.MGWFBPExact}
 }
 
 // Lookup finds a policy by name.
