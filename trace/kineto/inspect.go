@@ -1,5 +1,11 @@
 package kineto
 
+import (
+	"cmp"
+	"slices"
+	"weft/job"
+)
+
 // Inspection tells where the recorded steps spent their time. All times are
 // microseconds.
 type Inspection struct {
@@ -10,7 +16,7 @@ type Inspection struct {
 
 	HTA     *HTA // nil: no kernels in the trace
 	Steps   []StepTime
-	Median  StepTime // of each column over the steps
+	Median  StepTime // of each column over the steps; its Step is 0
 	Buckets []BucketTime
 	Notes   []string
 }
@@ -31,12 +37,17 @@ type StepTime struct {
 	Step          int     // number in the trace's ProfilerStep mark
 	Time          float64 // from this mark to its end
 	Computation   float64 // device busy (union of its compute streams), or host threads computing
-	Copies        float64 // of the recorded library on the compute lanes: into and out of buckets
+	Copies        float64 // the recorded library's own work on the compute lanes: into and out of buckets
 	Exposed       float64 // a compute lane waits for communication
 	HostBound     float64 // the device has nothing to do because the host has launched nothing
 	Idle          float64 // the rest
 	Communication float64 // union of the transfers, waiting for peers included
 	Hidden        float64 // Communication - Exposed
+}
+
+// columns are the times of a step, for medians.
+func (s *StepTime) columns() []*float64 {
+	return []*float64{&s.Time, &s.Computation, &s.Copies, &s.Exposed, &s.HostBound, &s.Idle, &s.Communication, &s.Hidden}
 }
 
 // BucketTime is one gradient collective of a step, medians over the steps.
@@ -48,34 +59,290 @@ type BucketTime struct {
 	Exposed float64 // time that a compute lane waited for it
 }
 
-// Matched is several ranks' traces of one run, collective by collective.
-type Matched struct {
-	Ranks       []RankSkew
-	Collectives []MatchedCollective
+// interval is a time from a to b, in nanoseconds.
+type interval struct{ a, b int64 }
+
+func (x interval) clip(a, b int64) interval { return interval{max(x.a, a), min(x.b, b)} }
+
+// length is 0 for an interval that ends before it starts.
+func (x interval) length() int64 { return max(0, x.b-x.a) }
+
+// union merges intervals into disjoint ones in order. It sorts x.
+func union(x []interval) (out []interval) {
+	slices.SortFunc(x, func(a, b interval) int { return cmp.Compare(a.a, b.a) })
+	for _, i := range x {
+		if i.length() == 0 {
+			continue
+		}
+		if n := len(out); n > 0 && i.a <= out[n-1].b {
+			out[n-1].b = max(out[n-1].b, i.b)
+		} else {
+			out = append(out, i)
+		}
+	}
+	return out
 }
 
-// RankSkew is one rank against the others.
-type RankSkew struct {
-	Name   string
-	Rank   int
-	Offset float64 // clock offset against the first trace, removed
-	Late   float64 // median of how long the others wait for this rank
-	Last   int     // collectives at which this rank came last
-	Wait   float64 // median of its waiting for peers a step
+// total is the length of disjoint intervals.
+func total(x []interval) (ns int64) {
+	for _, i := range x {
+		ns += i.length()
+	}
+	return ns
 }
 
-// MatchedCollective is one collective seen by all ranks.
-type MatchedCollective struct {
-	Step     int
-	Name     string
-	Bytes    int64
-	Transfer float64   // from the last rank's start to the end
-	Wait     []float64 // by rank: from its start to the last rank's
-	Last     int       // position of the last rank
+// common is the length that two unions share.
+func common(x, y []interval) (ns int64) {
+	for i, j := 0, 0; i < len(x) && j < len(y); {
+		ns += x[i].clip(y[j].a, y[j].b).length()
+		if x[i].b < y[j].b {
+			i++
+		} else {
+			j++
+		}
+	}
+	return ns
 }
 
-// Inspect reports where the recorded steps spent their time.
-func (t *Trace) Inspect() (*Inspection, error) { return nil, nil }
+func us(ns int64) float64 { return float64(ns) / 1e3 }
 
-// Match matches the collectives of several ranks of one run, by their order.
-func Match(traces ...*Trace) (*Matched, error) { return nil, nil }
+// Inspect reports where the recorded steps spent their time. It needs marked
+// steps and no more: traces that give no job can be inspected.
+func (t *Trace) Inspect() (*Inspection, error) {
+	v, err := newView(t)
+	if err != nil {
+		return nil, err
+	}
+	x := &Inspection{Name: t.Name, Backend: v.backend(), Rank: t.Rank, World: t.World, HTA: v.hta()}
+	for n := range v.collectives {
+		x.World = max(x.World, v.collectives[n].group)
+	}
+	in := newInspector(v)
+	for s := range v.steps {
+		x.Steps = append(x.Steps, in.step(s))
+	}
+	for c, p := range x.Median.columns() {
+		times := make([]float64, len(x.Steps))
+		for k := range x.Steps {
+			times[k] = *x.Steps[k].columns()[c]
+		}
+		*p = median(times)
+	}
+	x.Buckets = in.buckets()
+	x.Notes = in.notes()
+	return x, nil
+}
+
+// hta is the overlap of kernels.
+func (v *view) hta() *HTA {
+	var comm, comp []interval
+	for _, i := range v.device {
+		e := v.event(i)
+		switch {
+		case e.Cat != Kernel:
+		case v.is(i, isNCCL):
+			comm = append(comm, interval{e.Start, e.End()})
+		default:
+			comp = append(comp, interval{e.Start, e.End()})
+		}
+	}
+	if len(comm)+len(comp) == 0 {
+		return nil
+	}
+	comm, comp = union(comm), union(comp)
+	all, both := total(comm), common(comm, comp)
+	return &HTA{Communication: us(all), Overlapped: us(both), Exposed: us(all - both)}
+}
+
+// inspector attributes the time of steps.
+type inspector struct {
+	v       *view
+	graphs  []*graph
+	exposed []int64            // by collective of the trace
+	opOf    map[int32][2]int32 // step and op of a device event
+	compute []int32            // events on compute streams, by start
+}
+
+func newInspector(v *view) *inspector {
+	in := &inspector{v: v, exposed: make([]int64, len(v.collectives)), opOf: map[int32][2]int32{}}
+	for s := range v.steps {
+		g := v.graphOf(s)
+		in.graphs = append(in.graphs, g)
+		for n := range g.ops {
+			if e := g.ops[n].event; e >= 0 {
+				in.opOf[e] = [2]int32{int32(s), int32(n)}
+			}
+		}
+	}
+	for _, i := range v.device {
+		if !v.isNCCLKernel(i) {
+			in.compute = append(in.compute, i)
+		}
+	}
+	v.byStart(in.compute)
+	return in
+}
+
+// step attributes one step's time.
+func (in *inspector) step(s int) StepTime {
+	v, g, span := in.v, in.graphs[s], &in.v.steps[s]
+	r := StepTime{Step: span.number, Time: us(span.end - span.start)}
+	var transfers []interval
+	for n := range v.collectives {
+		if c := &v.collectives[n]; int(c.step) == s && c.transfer >= 0 {
+			e := v.event(c.transfer)
+			transfers = append(transfers, interval{e.Start, e.End()})
+		}
+	}
+	r.Communication = us(total(union(transfers)))
+	if len(in.compute) > 0 {
+		in.device(&r, span)
+	} else {
+		in.host(&r, g)
+	}
+	r.Idle = max(0, r.Time-r.Computation-r.Copies-r.Exposed-r.HostBound)
+	r.Hidden = max(0, r.Communication-r.Exposed)
+	return r
+}
+
+// host attributes the time of a step that computes on host threads.
+func (in *inspector) host(r *StepTime, g *graph) {
+	for n := range g.ops {
+		switch o := &g.ops[n]; {
+		case in.v.lanes[o.Lane].Kind != job.Host:
+		case o.Phase == job.Runtime:
+			r.Copies += o.Time / 1e3
+		default:
+			r.Computation += o.Time / 1e3
+		}
+	}
+	for _, w := range g.waits {
+		r.Exposed += us(w.to - w.from)
+		in.exposed[g.collectives[w.collective].id] += w.to - w.from
+	}
+}
+
+// device attributes the time of a step that computes on streams. Before an op
+// that has to wait, the streams are idle for the host until its launch, then
+// for the collective that it waits for.
+func (in *inspector) device(r *StepTime, span *stepSpan) {
+	v := in.v
+	var busy, library []interval
+	at := span.start // the streams are busy or accounted for up to here
+	gap := func(to int64, next int32) {
+		idle := interval{at, min(to, span.end)}
+		if idle.length() == 0 {
+			return
+		}
+		launched, arrived, by := idle.a, idle.a, int32(-1)
+		if next < 0 {
+			launched = idle.b
+		} else if k, ok := in.opOf[next]; ok {
+			g := in.graphs[k[0]]
+			for _, d := range g.ops[k[1]].Deps {
+				switch dep := &g.ops[d]; v.lanes[dep.Lane].Kind {
+				case job.Host:
+					launched = max(launched, dep.end)
+				case job.Comm:
+					if dep.end > arrived {
+						arrived, by = dep.end, in.carried(g, d)
+					}
+				}
+			}
+			for c := range g.collectives {
+				if x := &g.collectives[c]; slices.Contains(x.before, k[1]) {
+					if end := v.event(v.collectives[x.id].transfer).End(); end > arrived {
+						arrived, by = end, x.id
+					}
+				}
+			}
+		}
+		host := interval{idle.a, launched}.clip(idle.a, idle.b)
+		waiting := interval{max(idle.a, launched), arrived}.clip(idle.a, idle.b)
+		r.HostBound += us(host.length())
+		r.Exposed += us(waiting.length())
+		if by >= 0 {
+			in.exposed[by] += waiting.length()
+		}
+	}
+	for _, i := range in.compute {
+		e := v.event(i)
+		if e.Start >= span.end {
+			break
+		}
+		if e.End() <= span.start {
+			continue
+		}
+		gap(e.Start, i)
+		at = max(at, e.End())
+		x := interval{e.Start, e.End()}.clip(span.start, span.end)
+		busy = append(busy, x)
+		if k, ok := in.opOf[i]; !ok || in.graphs[k[0]].ops[k[1]].Phase != job.Runtime {
+			library = append(library, x)
+		}
+	}
+	gap(span.end, -1)
+	all, own := total(union(busy)), total(union(library))
+	r.Computation, r.Copies = us(own), us(all-own)
+}
+
+// carried is the collective that an op carried.
+func (in *inspector) carried(g *graph, op int32) int32 {
+	for n := range g.collectives {
+		if g.collectives[n].op == op {
+			return g.collectives[n].id
+		}
+	}
+	return -1
+}
+
+// buckets are the gradient collectives of the steps that have as many as most.
+func (in *inspector) buckets() []BucketTime {
+	v := in.v
+	steps := map[int][]int{} // by number of buckets
+	most := 0
+	for s, g := range in.graphs {
+		n := len(g.passes.buckets)
+		steps[n] = append(steps[n], s)
+		if len(steps[n]) > len(steps[most]) {
+			most = n
+		}
+	}
+	out := make([]BucketTime, most)
+	for k := range out {
+		var times, exposed []float64
+		for _, s := range steps[most] {
+			b := &in.graphs[s].passes.buckets[k]
+			c := &v.collectives[b.collective]
+			out[k].Bytes, out[k].Tensors = c.bytes(), len(b.grads)
+			if c.transfer >= 0 {
+				times = append(times, us(v.event(c.transfer).Dur))
+			}
+			exposed = append(exposed, us(in.exposed[b.collective]))
+		}
+		out[k].Time, out[k].Exposed = median(times), median(exposed)
+		if out[k].Time > 0 {
+			out[k].AlgBW = float64(out[k].Bytes) / out[k].Time
+		}
+	}
+	return out
+}
+
+// notes say what the figures lack.
+func (in *inspector) notes() (notes []string) {
+	if len(in.v.collectives) == 0 {
+		notes = append(notes, "no collectives in this trace: it shows computation alone")
+	} else {
+		notes = append(notes, "transfer times of one rank include waiting for the others: give the traces of several ranks to tell them apart")
+	}
+	sizes := 0
+	for n := range in.v.collectives {
+		if in.v.collectives[n].gradient && in.v.collectives[n].elements == 0 {
+			sizes++
+		}
+	}
+	if sizes > 0 {
+		notes = append(notes, "no collective sizes in this trace: bytes and bandwidth of buckets are unknown")
+	}
+	return notes
+}

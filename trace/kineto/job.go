@@ -258,9 +258,7 @@ func (d *deriver) addCollectives() {
 		}
 		times := make([]float64, len(d.same))
 		for k, g := range d.same {
-			if e := d.v.collectives[g.collectives[n].id].transfer; e >= 0 {
-				times[k] = float64(d.v.event(e).Dur) / 1e3
-			}
+			times[k] = us(g.collectives[n].end - g.collectives[n].start)
 		}
 		kind := x.kind
 		if kind == "barrier" {

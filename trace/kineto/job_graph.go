@@ -25,6 +25,7 @@ type graph struct {
 type gop struct {
 	job.Op           // Tensor: -1 or the copied gradient's tensor; Deps as in the job
 	from       int32 // event: the outermost op that it is part of; -1: none
+	event      int32 // of a device op, its event; -1
 	start, end int64 // as recorded; of a host op, after its wait
 	optimizer  bool  // part of the optimizer's step
 }
@@ -34,6 +35,7 @@ type gop struct {
 type gcollective struct {
 	id            int32 // position in view.collectives
 	op            int32 // -1: it carries no gradient, or its transfer was not recorded
+	start, end    int64 // from when its transfer could start to when it was done
 	after, before []int32
 }
 
@@ -140,6 +142,7 @@ type builder struct {
 	lastOn   []int32            // last reference by row of the trace; -1
 	stream   []int32            // current row by thread; -1
 	records  map[uint32][]int32 // lastOn by correlation of a recorded event
+	free     []int64            // end of the last transfer by row
 	queue    []int32            // collectives that nobody has waited for
 	waited   int32              // number of ops when the last gradient collective was waited for
 
@@ -163,6 +166,7 @@ func (v *view) graphOf(step int) *graph {
 		pend:    make([][]int32, len(v.lanes)),
 		lastOn:  slices.Repeat([]int32{-1}, len(v.t.Rows)),
 		stream:  slices.Repeat([]int32{-1}, len(v.threads)),
+		free:    slices.Repeat([]int64{s.start}, len(v.t.Rows)),
 		records: map[uint32][]int32{},
 		first:   map[int32]int32{},
 		gradOf:  map[int32]int32{},
@@ -175,7 +179,11 @@ func (v *view) graphOf(step int) *graph {
 	}
 	for c := range v.collectives {
 		if int(v.collectives[c].step) == step {
-			g.collectives = append(g.collectives, gcollective{id: int32(c), op: -1})
+			x := gcollective{id: int32(c), op: -1}
+			if e := v.collectives[c].transfer; e >= 0 {
+				x.start, x.end = v.event(e).Start, v.event(e).End()
+			}
+			g.collectives = append(g.collectives, x)
 		}
 	}
 	b.planCopies()
@@ -215,45 +223,47 @@ func (b *builder) planCopies() {
 	}
 }
 
-// planWaits says where the host waits for transfers that run on threads: for a
-// bucket before the first copy out of it, for broadcast buffers before they are
-// taken apart, else where the host is idle until the transfer ends.
+// planWaits says before which event the host waits for each transfer that runs
+// on a thread. DDP waits for a bucket when backward and the copies out of the
+// bucket before are done, and for broadcast buffers before it takes them apart.
+// Of anything else, an idle time of the host in which the transfer ends tells.
 func (b *builder) planWaits(s *stepSpan) {
 	v, p := b.v, b.p
 	b.hostWaits = map[int32][]int32{}
 	events := v.within(&v.threads[0], s.start, s.end)
 	after := func(at int64, c class) int32 {
-		for _, i := range events {
-			if v.event(i).Start >= at && (c == 0 || v.is(i, c)) {
-				return i
+		k, _ := slices.BinarySearchFunc(events, at, func(i int32, t int64) int { return cmp.Compare(v.event(i).Start, t) })
+		for ; k < len(events); k++ {
+			if c == 0 || v.is(events[k], c) {
+				return events[k]
 			}
 		}
 		return -1
 	}
-	copied, bucket, unflattened := 0, 0, s.start
+	copied, bucket, apart := 0, 0, s.start
 	for n := range b.collectives {
 		c := &v.collectives[b.collectives[n].id]
 		if c.transfer < 0 || v.event(c.transfer).Cat.Device() {
 			continue
 		}
 		at := int32(-1)
-		switch {
-		case c.gradient && len(p.copies) > 0:
-			at = p.copies[min(copied, len(p.copies)-1)]
-			if bucket < len(p.buckets) {
-				copied += len(p.buckets[bucket].grads)
-				bucket++
+		if c.gradient {
+			from := p.runs[len(p.runs)-1].end
+			if 0 < copied && copied <= len(p.copies) {
+				from = v.event(p.copies[copied-1]).End()
 			}
-		case c.gradient:
-			at = after(p.runs[len(p.runs)-1].end, 0)
-		default:
-			if at = after(max(v.event(c.issue).End(), unflattened), isUnflatten); at >= 0 {
-				unflattened = v.event(at).Start + 1
-			} else if at = after(v.event(c.transfer).End(), 0); at >= 0 && !v.idle(events, v.event(c.transfer).End()) {
-				at = -1
-			}
+			at = after(from, 0)
+			copied += len(p.buckets[bucket].grads)
+			bucket++
+		} else if at = after(max(v.event(c.issue).End(), apart), isUnflatten); at >= 0 {
+			apart = v.event(at).Start + 1
+		} else if end := v.event(c.transfer).End(); v.idle(events, end) {
+			at = after(end, 0)
 		}
 		if at >= 0 {
+			// Its thread may note the end later than the host goes on.
+			x := &b.collectives[n]
+			x.end = max(x.start, min(x.end, v.event(at).Start))
 			b.hostWaits[at] = append(b.hostWaits[at], int32(n))
 		}
 	}
@@ -370,7 +380,7 @@ func (b *builder) soft(at int64) {
 // cut ends the op in hand and returns it.
 func (b *builder) cut(at int64) int32 {
 	n := int32(len(b.ops))
-	o := gop{from: b.best, start: b.prev, end: at, optimizer: b.phase == job.Update && b.inOptimizer()}
+	o := gop{from: b.best, event: -1, start: b.prev, end: at, optimizer: b.phase == job.Update && b.inOptimizer()}
 	o.Lane = b.v.lane[b.v.threads[b.thread].row]
 	o.Time = float64(at - b.prev + b.carried)
 	b.label(&o)
@@ -556,7 +566,7 @@ func (b *builder) awaitTransfers(colls []int32, at int64) {
 	from := b.last
 	for _, n := range colls {
 		c := &b.v.collectives[b.collectives[n].id]
-		to := min(max(b.v.event(c.transfer).End(), from), at)
+		to := min(max(b.collectives[n].end, from), at)
 		b.waits = append(b.waits, wait{collective: n, from: from, to: to})
 		from = to
 		b.pendHost = append(b.pendHost, ^n)
@@ -582,8 +592,9 @@ func (b *builder) issued(i int32, at int64) {
 		c := &b.v.collectives[b.collectives[n].id]
 		if c.issue == i && c.transfer >= 0 && !b.v.event(c.transfer).Cat.Device() {
 			b.best = b.v.outer[i]
-			h := b.cut(min(max(b.v.event(c.transfer).Start, b.prev), at))
-			b.start(int32(n), []int32{h})
+			from := min(max(b.v.event(c.transfer).Start, b.prev), at)
+			h := b.cut(from)
+			b.start(int32(n), []int32{h}, from)
 		}
 	}
 	b.best = b.v.outer[i]
@@ -594,10 +605,15 @@ func (b *builder) issued(i int32, at int64) {
 	}
 }
 
-// start begins a collective after references.
-func (b *builder) start(n int32, after []int32) {
+// start begins a collective after references. It takes from then on, or from
+// the end of the one before on its thread or stream: that a thread wakes up
+// late is part of the transfer.
+func (b *builder) start(n int32, after []int32, from int64) {
 	c := &b.collectives[n]
 	x := &b.v.collectives[c.id]
+	e := b.v.event(x.transfer)
+	c.start = min(max(from, b.free[e.Row]), e.Start)
+	b.free[e.Row] = e.End()
 	b.queue = append(b.queue, n)
 	if !x.gradient {
 		for _, r := range after {
@@ -607,11 +623,10 @@ func (b *builder) start(n int32, after []int32) {
 		}
 		return
 	}
-	e := b.v.event(x.transfer)
-	o := gop{from: x.transfer, start: e.Start, end: e.End()}
+	o := gop{from: x.transfer, event: -1, start: c.start, end: c.end}
 	o.Op = job.Op{
 		Lane: b.v.commLane[e.Row], Phase: job.Runtime, Role: job.GradCollective,
-		Micro: b.micro, Tensor: -1, Time: float64(e.Dur),
+		Micro: b.micro, Tensor: -1, Time: float64(c.end - c.start),
 	}
 	c.op = int32(len(b.ops))
 	b.need(c.op, &o, after)
@@ -663,12 +678,12 @@ func (b *builder) launch(i int32, at int64, launched []int32) {
 			if s := b.current(); s >= 0 && b.lastOn[s] >= 0 {
 				refs = append(refs, b.lastOn[s])
 			}
-			b.start(n, refs)
+			b.start(n, refs, e.Start)
 			b.lastOn[row] = ^n
 			continue
 		}
 		lane := v.lane[row]
-		o := gop{from: v.outer[i], start: e.Start, end: e.End(), optimizer: v.under(i, isOptimizer) >= 0}
+		o := gop{from: v.outer[i], event: d, start: e.Start, end: e.End(), optimizer: v.under(i, isOptimizer) >= 0}
 		o.Lane, o.Time = lane, float64(e.Dur)
 		b.label(&o)
 		n := int32(len(b.ops))
@@ -813,7 +828,7 @@ func (b *builder) sync(i int32, at int64) {
 		}
 		e := int64(0)
 		if ref < 0 {
-			e = v.event(v.collectives[b.collectives[^ref].id].transfer).End()
+			e = b.collectives[^ref].end
 		} else {
 			for ref > 0 && (b.ops[ref].Lane != v.lane[row] || b.ops[ref].end > at) {
 				ref--
