@@ -37,12 +37,18 @@ func (c *Cluster) Cost(link int, k Kind, bytes int64) (Cost, error) {
 	return c.collective(l, k, float64(bytes)), nil
 }
 
-// collective prices a collective of the workers among themselves: a flat ring
-// over all of them, or rings inside the nodes around l's algorithm between
-// the nodes.
+// collective prices a collective of the workers among themselves: l's algorithm
+// between the nodes, and inside each node rings around it. Only a ring is laid
+// flat over all workers, node by node, so that one message a round goes through
+// a port each way, and the slower kind of hop sets the pace.
 func (c *Cluster) collective(l *Link, k Kind, bytes float64) Cost {
-	if l.Algorithm == Ring || c.PerNode == 1 {
+	if c.PerNode == 1 || c.Inside == nil {
 		return l.cost(rounds(l.Algorithm, k, c.World()), bytes)
+	}
+	if l.Algorithm == Ring && c.Nodes > 1 {
+		flat := rounds(Ring, k, c.World())
+		between, inside := l.cost(flat, bytes), c.Inside.cost(flat, bytes)
+		return Cost{max(between.Alpha, inside.Alpha), max(between.Wire, inside.Wire)}
 	}
 	inside := c.Inside.cost(rounds(Ring, k, c.PerNode), bytes)
 	between := l.cost(rounds(l.Algorithm, k, c.Nodes), bytes)
