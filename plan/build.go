@@ -101,7 +101,7 @@ func (p *Plan) AddCollectives(j *job.Job) error {
 		latest = later(latest, at.transfer(&t)) // in-order dispatch
 		own = append(own, entry{t, i, latest})
 	}
-	barrier, next := barrierOps(s, comp)
+	barrier, next := s.BarrierOps(comp.lanes)
 	if next {
 		barrier = nil
 	}

@@ -42,7 +42,11 @@ func TestScripts(t *testing.T) {
 				return broken(Check(j.parsePlan(text), j.Job, limits))
 			case "explain":
 				var b strings.Builder
-				if err := Explain(&b, j.parsePlan(text), j.Job); err != nil {
+				named := j.Job
+				if d.HasArg("without-job") {
+					named = nil
+				}
+				if err := Explain(&b, j.parsePlan(text), named); err != nil {
 					return err.Error() + "\n"
 				}
 				digest := regexp.MustCompile("sha256:[0-9a-f]{64}")

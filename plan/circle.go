@@ -177,7 +177,7 @@ func (g *constraints) updates() {
 			whole[c.residue(t)] = append(whole[c.residue(t)], s)
 		}
 	}
-	barrier, next := barrierOps(c.job, c.compute)
+	barrier, next := c.job.BarrierOps(c.compute.lanes)
 	copyOuts := copies(c.job, job.CopyOut)
 	for u := range c.plan.Updates {
 		u := &c.plan.Updates[u]

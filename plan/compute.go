@@ -221,26 +221,3 @@ func (g *compute) all() cut {
 	}
 	return c
 }
-
-// barrierOps lists the ops of a stripped job that wait in a plan with a
-// barrier: those that the job names, else the first update op of each lane,
-// else, in the iteration after the update (next is true), the first of each lane.
-func barrierOps(j *job.Job, g *compute) (ops []job.OpID, next bool) {
-	if len(j.Barrier) > 0 {
-		return j.Barrier, false
-	}
-	for _, lane := range g.lanes {
-		if i := slices.IndexFunc(lane, func(o job.OpID) bool { return j.Ops[o].Phase == job.Update }); i >= 0 {
-			ops = append(ops, lane[i])
-		}
-	}
-	if len(ops) > 0 {
-		return ops, false
-	}
-	for _, lane := range g.lanes {
-		if len(lane) > 0 {
-			ops = append(ops, lane[0])
-		}
-	}
-	return ops, true
-}

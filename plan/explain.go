@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
@@ -14,7 +15,7 @@ import (
 // Explanation is a plan made readable: what [Explain] prints, for programs.
 type Explanation struct {
 	Policy      string            `json:"policy"`
-	Job         string            `json:"job"`
+	Job         string            `json:"job,omitempty"` // empty: explained without its job
 	Digest      string            `json:"digest"`
 	Synchronous bool              `json:"synchronous"`
 	Summary     []string          `json:"summary"` // sentences
@@ -25,8 +26,9 @@ type Explanation struct {
 // LinkExplanation is the program of one link.
 type LinkExplanation struct {
 	Link      string                `json:"link"`
-	Window    string                `json:"window"` // in words
-	Bytes     int64                 `json:"bytes"`  // that its transfers carry in a period
+	Window    string                `json:"window"`          // in words
+	Elements  int64                 `json:"elements"`        // of gradients, that its transfers carry in a period
+	Bytes     int64                 `json:"bytes,omitempty"` // of all its transfers; 0 without the job
 	Transfers []TransferExplanation `json:"transfers"`
 }
 
@@ -34,28 +36,36 @@ type LinkExplanation struct {
 type TransferExplanation struct {
 	Position   int      `json:"position"`
 	Kind       string   `json:"kind"`
-	Bucket     *int     `json:"bucket"`     // null: one of the job's own collectives
-	Tensors    int      `json:"tensors"`    // in the bucket, whole or in part
-	Carries    string   `json:"carries"`    // the first and the last tensor, or the collective
-	Bytes      int64    `json:"bytes"`      // of gradients, or of the collective (0: unknown)
-	Iterations string   `json:"iterations"` // whose gradients it carries, relative to the period: "0", "-2..-1"
-	Gates      []string `json:"gates"`      // in words; none: the program's order alone
+	Bucket     *int     `json:"bucket"`          // null: one of the job's own collectives
+	Tensors    int      `json:"tensors"`         // in the bucket, whole or in part
+	Carries    string   `json:"carries"`         // the first and the last tensor, or the collective
+	Elements   int64    `json:"elements"`        // of gradients
+	Bytes      int64    `json:"bytes,omitempty"` // of gradients or the collective; 0: unknown, or without the job
+	Iterations string   `json:"iterations"`      // whose gradients it carries, relative to the period: "0", "-2..-1"
+	Gates      []string `json:"gates"`           // in words; none: the program's order alone
 }
 
-// Describe makes plan p for job j readable. The error is that of rule 0: the
-// plan is not well formed, or for another job.
+// Describe makes plan p for job j readable. Without the job, j nil, tensors,
+// ops and collectives are numbers and bytes unknown. The error is that of rule
+// 0, the plan is not well formed or for another job, or of generations that do
+// not fill the period.
 func Describe(p *Plan, j *job.Job) (*Explanation, error) {
 	c := &checker{plan: p, whole: j}
-	if _, err := c.formed(); err != nil {
+	x := &Explanation{Policy: p.Policy, Digest: p.Digest(), Synchronous: p.Synchronous()}
+	var err error
+	if j == nil {
+		err = p.validate()
+	} else {
+		x.Job = j.Name
+		_, err = c.formed()
+	}
+	if err == nil {
+		err = c.partitioned()
+	}
+	if err != nil {
 		return nil, err
 	}
-	if err := c.partitioned(); err != nil {
-		return nil, err
-	}
-	x := &Explanation{
-		Policy: p.Policy, Job: j.Name, Digest: p.Digest(), Synchronous: p.Synchronous(),
-		Summary: c.summary(), Notes: append(append([]string{}, p.Notes...), c.notes...),
-	}
+	x.Summary, x.Notes = c.summary(), slices.Concat(p.Notes, c.notes)
 	for l := range p.Programs {
 		x.Links = append(x.Links, c.explainLink(l))
 	}
@@ -80,7 +90,7 @@ func (c *checker) summary() []string {
 	var reordered []string
 	for l, ids := range p.Order {
 		if ids != nil {
-			reordered = append(reordered, c.job.Lanes[l].Name)
+			reordered = append(reordered, c.lane(l))
 		}
 	}
 	if len(reordered) > 0 {
@@ -91,7 +101,11 @@ func (c *checker) summary() []string {
 	} else {
 		out = append(out, "Gradients are reduced where they lie, without copies.")
 	}
-	return append(out, fmt.Sprintf("It takes %s of %d bytes.", times(p.Buffers, "gradient buffer"), c.job.Bytes()))
+	memory := "It takes " + times(p.Buffers, "gradient buffer")
+	if c.job != nil {
+		memory += fmt.Sprintf(" of %d bytes", c.job.Bytes())
+	}
+	return append(out, memory+".")
 }
 
 func (c *checker) explainUpdate(u *Update) string {
@@ -108,11 +122,25 @@ func (c *checker) explainUpdate(u *Update) string {
 
 // names gives the first and the last of tensors.
 func (c *checker) names(tensors []job.TensorID) string {
-	first := short(c.job.Tensors[tensors[0]].Name)
+	first := c.tensor(tensors[0])
 	if len(tensors) == 1 {
 		return first
 	}
-	return first + " .. " + short(c.job.Tensors[tensors[len(tensors)-1]].Name)
+	return first + " .. " + c.tensor(tensors[len(tensors)-1])
+}
+
+func (c *checker) tensor(k job.TensorID) string {
+	if c.job == nil {
+		return fmt.Sprintf("tensor %d", k)
+	}
+	return short(c.job.Tensors[k].Name)
+}
+
+func (c *checker) lane(l int) string {
+	if c.job == nil {
+		return fmt.Sprintf("lane %d", l)
+	}
+	return c.job.Lanes[l].Name
 }
 
 func times(n int, what string) string {
@@ -144,6 +172,7 @@ func (c *checker) explainLink(l int) LinkExplanation {
 	out := LinkExplanation{Link: x.Link, Window: x.Window.words(), Transfers: []TransferExplanation{}}
 	for i := range x.Transfers {
 		t := c.explainTransfer(slot{l, i})
+		out.Elements += t.Elements
 		out.Bytes += t.Bytes
 		out.Transfers = append(out.Transfers, t)
 	}
@@ -159,12 +188,20 @@ func (c *checker) explainTransfer(s slot) TransferExplanation {
 		n, r := divide(t.Generation, len(p.Generations))
 		g := p.Generations[r]
 		g.First += n * p.Period
-		out.Bucket, out.Tensors, out.Carries, out.Bytes = &t.Bucket, len(tensors), c.names(tensors), b.Bytes(c.job)
-		out.Iterations = g.numbers()
+		out.Bucket, out.Tensors, out.Carries, out.Iterations = &t.Bucket, len(tensors), c.names(tensors), g.numbers()
+		for _, x := range b.Slices {
+			out.Elements += x.Length
+		}
+		if c.job != nil {
+			out.Bytes = b.Bytes(c.job)
+		}
 	} else {
-		x := &c.job.Collectives[t.Collective]
-		out.Carries, out.Bytes, out.Iterations = short(x.Name), x.Bytes, fmt.Sprint(t.Iteration)
+		out.Carries, out.Iterations = fmt.Sprintf("collective %d", t.Collective), fmt.Sprint(t.Iteration)
 		out.Gates = append(out.Gates, "inputs")
+		if c.job != nil {
+			x := &c.job.Collectives[t.Collective]
+			out.Carries, out.Bytes = short(x.Name), x.Bytes
+		}
 	}
 	for _, g := range t.Gates {
 		out.Gates = append(out.Gates, c.explainGate(g))
@@ -175,6 +212,9 @@ func (c *checker) explainTransfer(s slot) TransferExplanation {
 func (c *checker) explainGate(g Gate) string {
 	switch g.Kind {
 	case OpDone:
+		if c.job == nil {
+			return fmt.Sprintf("op %d of iteration %d", g.Op, g.Iteration)
+		}
 		return fmt.Sprintf("%s of iteration %d", c.op(c.renumber[g.Op]), g.Iteration)
 	case TransferDone:
 		return fmt.Sprintf("%s/%d done", c.plan.Programs[g.Link].Link, g.Transfer)
@@ -189,22 +229,33 @@ func (c *checker) explainGate(g Gate) string {
 // pageWidth is the width that text keeps to where it can.
 const pageWidth = 80
 
-// Explain prints plan p for job j: in words, then a table for each link.
+// Explain prints plan p for job j, which may be nil as for [Describe]: in words,
+// then a table for each link.
 func Explain(w io.Writer, p *Plan, j *job.Job) error {
 	x, err := Describe(p, j)
 	if err != nil {
 		return err
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "Plan %q for job %q\n%s\n\n", x.Policy, x.Job, x.Digest)
+	fmt.Fprintf(&b, "Plan %q", x.Policy)
+	unit := "elements"
+	if j != nil {
+		fmt.Fprintf(&b, " for job %q", x.Job)
+		unit = "bytes"
+	}
+	fmt.Fprintf(&b, "\n%s\n\n", x.Digest)
 	for _, s := range x.Summary {
 		paragraph(&b, "", s)
 	}
 	for i := range x.Links {
 		l := &x.Links[i]
-		fmt.Fprintf(&b, "\nLink %s: %s a period, %d bytes, %s\n", l.Link, times(len(l.Transfers), "transfer"), l.Bytes, l.Window)
+		size := l.Elements
+		if j != nil {
+			size = l.Bytes
+		}
+		fmt.Fprintf(&b, "\nLink %s: %s a period, %d %s, %s\n", l.Link, times(len(l.Transfers), "transfer"), size, unit, l.Window)
 		if len(l.Transfers) > 0 {
-			b.WriteString(l.table() + "\n")
+			b.WriteString(l.table(unit) + "\n")
 		}
 	}
 	if len(x.Notes) > 0 {
@@ -225,7 +276,8 @@ func paragraph(b *strings.Builder, lead, s string) {
 	}
 }
 
-func (l *LinkExplanation) table() string {
+// table shows the transfers; unit is that of their sizes, bytes or elements.
+func (l *LinkExplanation) table(unit string) string {
 	t := table.NewWriter()
 	t.SetStyle(table.Style{
 		Box:     table.BoxStyle{MiddleHorizontal: "─", MiddleSeparator: "──", MiddleVertical: "  "},
@@ -233,7 +285,7 @@ func (l *LinkExplanation) table() string {
 		Options: table.Options{SeparateHeader: true, SeparateColumns: true},
 	})
 	t.SuppressTrailingSpaces()
-	t.AppendHeader(table.Row{"#", "kind", "bucket", "tensors", "bytes", "iter.", "released by"})
+	t.AppendHeader(table.Row{"#", "kind", "bucket", "tensors", unit, "iter.", "released by"})
 	const flexible = 18 // what is left of the page for each of two columns
 	t.SetColumnConfigs([]table.ColumnConfig{
 		{Number: 1, Align: text.AlignRight, AlignHeader: text.AlignRight},
@@ -255,7 +307,11 @@ func (l *LinkExplanation) table() string {
 		if gates == "" {
 			gates = "its turn"
 		}
-		t.AppendRow(table.Row{x.Position, x.Kind, bucket, carries, x.Bytes, x.Iterations, gates})
+		size := x.Elements
+		if unit == "bytes" {
+			size = x.Bytes
+		}
+		t.AppendRow(table.Row{x.Position, x.Kind, bucket, carries, size, x.Iterations, gates})
 	}
 	return t.Render()
 }

@@ -74,7 +74,7 @@ type versions struct {
 
 func (c *checker) versions() *versions {
 	v := &versions{c: c, known: map[updatePlace]error{}}
-	v.barrier, v.next = barrierOps(c.job, c.compute)
+	v.barrier, v.next = c.job.BarrierOps(c.compute.lanes)
 	return v
 }
 
@@ -285,7 +285,7 @@ func (c *checker) nameOthers(b *buffers, uses []use) {
 func (c *checker) lags() func(k job.TensorID, at Point) (int, error) {
 	const most = 1
 	g := c.compute
-	barrier, next := barrierOps(c.job, g)
+	barrier, next := c.job.BarrierOps(g.lanes)
 	// applied reports whether an update is done when the iteration has got to
 	// cut now, and the one before to cut before.
 	applied := func(t *job.Tensor, at Point, now, before cut) bool {

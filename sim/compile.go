@@ -379,7 +379,6 @@ func (b *builder) updates(p *plan.Plan) {
 	}
 	barrier, next := b.job.BarrierOps(lanes)
 	readers := map[job.TensorID]int32{}
-	ordered := map[[2]int32]bool{}
 	for _, u := range p.Updates {
 		tensors := u.Tensors
 		if tensors == nil {
@@ -392,7 +391,6 @@ func (b *builder) updates(p *plan.Plan) {
 				for _, o := range b.job.Tensors[k].Updaters {
 					b.times[place][o] += ns(b.job.Ops[o].Time * share.of(b.job, k, o))
 				}
-				b.oneVersion(k, ordered)
 			}
 			for _, o := range b.copiesOut(tensors) {
 				b.waits[place][o] = append(b.waits[place][o], b.carried(p, carriers, u.Generation, []job.TensorID{b.job.Ops[o].Tensor}, -n)...)
@@ -417,24 +415,6 @@ func (b *builder) updates(p *plan.Plan) {
 				}
 				b.waits[place][o] = append(b.waits[place][o], b.carried(p, carriers, u.Generation, []job.TensorID{k}, -n)...)
 			}
-		}
-	}
-}
-
-// oneVersion keeps the reads of one iteration on one version of tensor k (rule
-// 3): where lanes do not, an update op waits for the readers of its iteration,
-// and the readers of the next wait for it. done holds the edges made so far.
-func (b *builder) oneVersion(k job.TensorID, done map[[2]int32]bool) {
-	t := &b.job.Tensors[k]
-	for _, u := range t.Updaters {
-		for _, r := range t.Readers {
-			if b.ops[r].lane == b.ops[u].lane || done[[2]int32{r, u}] {
-				continue
-			}
-			done[[2]int32{r, u}] = true
-			b.edge(r, u)
-			b.next[u] = append(b.next[u], r)
-			b.ops[r].prev++
 		}
 	}
 }

@@ -1,11 +1,6 @@
 package sim
 
-import (
-	"cmp"
-	"slices"
-
-	"weft/timeline"
-)
+import "weft/timeline"
 
 // result sums the run up. The first half is warm-up; the steady part is a whole
 // number of periods where the run is long enough.
@@ -138,22 +133,7 @@ func (r *recorder) timeline() *timeline.Timeline {
 	for _, end := range r.m.ends {
 		t.Iterations = append(t.Iterations, end/nsPerUs)
 	}
-	// Ordered as the type promises, and the arrows with them.
-	order := make([]int32, len(r.spans))
-	for i := range order {
-		order[i] = int32(i)
-	}
-	slices.SortStableFunc(order, func(a, b int32) int {
-		x, y := &r.spans[a], &r.spans[b]
-		return cmp.Or(cmp.Compare(x.Start, y.Start), cmp.Compare(x.Rank, y.Rank), cmp.Compare(x.Lane, y.Lane))
-	})
-	moved := make([]int32, len(order))
-	t.Spans = make([]timeline.Span, len(order))
-	for at, from := range order {
-		t.Spans[at], moved[from] = r.spans[from], int32(at)
-	}
-	for _, f := range r.flows {
-		t.Flows = append(t.Flows, timeline.Flow{From: moved[f.From], To: moved[f.To]})
-	}
+	t.Spans, t.Flows = r.spans, r.flows
+	t.Sort()
 	return t
 }

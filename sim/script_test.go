@@ -20,7 +20,7 @@ import (
 	"github.com/cockroachdb/datadriven"
 )
 
-// TestScripts runs testdata/*: job, cluster, plan and timeline side by side.
+// TestScripts runs testdata/script/*: job, cluster, plan and timeline side by side.
 // The commands:
 //
 //	chain f=(2,2) b=(4,4) s=(1,2)    the job: a chain of layers on one device lane
@@ -31,7 +31,7 @@ import (
 //	run sends=(4,3+2,1) [...]        simulate a plan written here (see scriptedPlan)
 //	bound                            the synchronous lower bound
 func TestScripts(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/script", func(t *testing.T, path string) {
 		s := script{t: t}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			s.t = t

@@ -41,6 +41,7 @@ func Job(t *rapid.T) *job.Job {
 	for l := range lanes {
 		j.Lanes = append(j.Lanes, job.Lane{Name: fmt.Sprint("lane", l), Kind: kind})
 	}
+	b.last = len(j.Lanes) - 1
 	n := rapid.IntRange(1, 12).Draw(t, "tensors")
 	for k := range n {
 		j.Tensors = append(j.Tensors, job.Tensor{
@@ -74,6 +75,7 @@ func Job(t *rapid.T) *job.Job {
 			}
 		}
 	}
+	b.record()
 	fused := rapid.Bool().Draw(t, "fused")
 	var last job.OpID = -1
 	for k := range n {
@@ -84,20 +86,29 @@ func Job(t *rapid.T) *job.Job {
 		} else {
 			j.Ops[x].Deps = merge(j.Ops[x].Deps, j.Tensors[k].Producers)
 		}
+		j.Ops[x].Deps = merge(j.Ops[x].Deps, j.Tensors[k].Readers)
 		j.Tensors[k].Updaters = append(j.Tensors[k].Updaters, x)
+	}
+	// Lanes join at the end, or reads of the next iteration could overtake updates.
+	for l := b.first; l <= b.last; l++ {
+		end := job.Op{Name: fmt.Sprint("end", l), Lane: int32(l), Phase: job.Update, Tensor: -1}
+		for k := range n {
+			end.Deps = merge(end.Deps, j.Tensors[k].Updaters)
+		}
+		j.Ops = append(j.Ops, end)
 	}
 	return j
 }
 
 type builder struct {
-	t     *rapid.T
-	j     *job.Job
-	first int // lane that computes
+	t           *rapid.T
+	j           *job.Job
+	first, last int // lanes that compute
 }
 
 // op adds an op that depends on the ops given and, maybe, on earlier ones.
 func (b *builder) op(name string, phase job.Phase, micro int, deps ...job.OpID) job.OpID {
-	l := int32(rapid.IntRange(b.first, len(b.j.Lanes)-1).Draw(b.t, "lane"))
+	l := int32(rapid.IntRange(b.first, b.last).Draw(b.t, "lane"))
 	if b.first > 0 {
 		launch := job.Op{Name: "launch " + name, Phase: phase, Micro: int32(micro), Time: micros(b.t, "launch"), Tensor: -1}
 		if phase == job.Runtime {
@@ -114,6 +125,29 @@ func (b *builder) op(name string, phase job.Phase, micro int, deps ...job.OpID) 
 		Name: name, Lane: l, Phase: phase, Micro: int32(micro), Time: micros(b.t, "time"), Tensor: -1, Deps: merge(nil, deps),
 	})
 	return id
+}
+
+// record adds the buckets of a recorded run, on a comm lane, which later ops may
+// depend on.
+func (b *builder) record() {
+	j := b.j
+	lane := job.LaneID(len(j.Lanes))
+	j.Lanes = append(j.Lanes, job.Lane{Name: "transfers", Kind: job.Comm})
+	j.Recorded = &job.Recorded{Library: "ddp", Backend: "gloo"}
+	var x job.RecordedBucket
+	var deps []job.OpID
+	for k := len(j.Tensors) - 1; k >= 0; k-- {
+		x.Tensors, x.Bytes = append(x.Tensors, job.TensorID(k)), x.Bytes+j.Tensors[k].GradBytes()
+		deps = merge(deps, j.Tensors[k].Producers)
+		if k == 0 || rapid.Bool().Draw(b.t, "close bucket") {
+			x.Op = job.OpID(len(j.Ops))
+			j.Ops = append(j.Ops, job.Op{
+				Name: "all-reduce", Lane: lane, Phase: job.Runtime, Role: job.GradCollective, Time: micros(b.t, "transfer"), Tensor: -1, Deps: deps,
+			})
+			j.Recorded.Buckets = append(j.Recorded.Buckets, x)
+			x, deps = job.RecordedBucket{}, nil
+		}
+	}
 }
 
 // merge is the union of two lists, ascending.
