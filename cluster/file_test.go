@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"bytes"
+	"math"
 	"reflect"
 	"strings"
 	"testing"
@@ -124,4 +125,36 @@ func TestReadErrors(t *testing.T) {
 			t.Errorf("%.80q:\n got %v\nwant %v", c.text, err, c.want)
 		}
 	}
+}
+
+func FuzzRead(f *testing.F) {
+	f.Fuzz(func(t *testing.T, text []byte) {
+		c, err := Read(bytes.NewReader(text), "c.yaml")
+		if err != nil {
+			return
+		}
+		for link := range c.Links {
+			for k := range kindNames {
+				for _, size := range []int64{0, 1, 1e9, math.MaxInt64} {
+					if cost, err := c.Cost(link, Kind(k), size); err == nil && !(cost.Alpha >= 0 && cost.Wire >= 0) {
+						t.Fatalf("%v of %d bytes costs %v", Kind(k), size, cost)
+					}
+				}
+			}
+		}
+		var b bytes.Buffer
+		if err := Write(&b, c); err != nil {
+			if b.Len() > 0 {
+				t.Fatal("a file in part")
+			}
+			return
+		}
+		again, err := Read(&b, "again.yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(again, c) {
+			t.Fatalf("got  %+v\nwant %+v", again, c)
+		}
+	})
 }

@@ -48,7 +48,7 @@ func ParseLatency(s string) (float64, error) { return parseQuantity("time", s, t
 // whole bytes.
 func ParseSize(s string) (int64, error) {
 	text := s
-	if _, err := strconv.ParseFloat(s, 64); err == nil {
+	if s != "" && strings.Trim(s, "0123456789") == "" {
 		text += "B"
 	}
 	b, err := parseQuantity("size", text, sizeUnits)
@@ -85,21 +85,17 @@ func parseQuantity(what, s string, units []unit) (float64, error) {
 	return 0, fmt.Errorf("%s %q: unknown unit %q%s", what, s, suffix, near.Hint(suffix, known))
 }
 
-// format writes v with the largest unit of which it is at least one and that
-// reads back as exactly v.
+// format writes v with the first unit, none after smallest, of which it is at
+// least one and that reads back as exactly v; smallest always does.
 func format(v float64, units []unit, smallest string) string {
-	text := func(u unit) string { return strconv.FormatFloat(v/u.factor, 'g', -1, 64) }
 	for _, u := range units {
-		if n := text(u); v >= u.factor && !strings.ContainsAny(n, "e") {
-			if back, _ := strconv.ParseFloat(n, 64); back*u.factor == v {
-				return n + u.suffix
-			}
-		}
-		if u.suffix == smallest {
-			break
+		n := strconv.FormatFloat(v/u.factor, 'g', -1, 64)
+		back, _ := strconv.ParseFloat(n, 64)
+		if u.suffix == smallest || v >= u.factor && !strings.Contains(n, "e") && back*u.factor == v {
+			return n + u.suffix
 		}
 	}
-	return strconv.FormatFloat(v, 'g', -1, 64) + smallest
+	return "" // not reached: smallest is one of units
 }
 
 func formatBandwidth(bits float64) string { return format(bits, bandwidthUnits, "bit") }
@@ -149,8 +145,11 @@ func ParseLink(s string) (Link, error) {
 		key, value, found := strings.Cut(part, "=")
 		if !found {
 			key, value = "bandwidth", part
-			if _, err := ParseLatency(part); err == nil {
+			switch _, err := ParseLatency(part); {
+			case err == nil:
 				key = "latency"
+			case part != "" && strings.Trim(part, "0123456789.") == "":
+				return Link{}, fmt.Errorf("link %q: %q has no unit; write it as in 10Gbit,25us", s, part)
 			}
 		}
 		if slices.Contains(given, key) {
@@ -180,7 +179,8 @@ func ParseLink(s string) (Link, error) {
 		return Link{}, fmt.Errorf("link %q: no bandwidth; write it as in 10Gbit,25us", s)
 	}
 	if err := l.check("link"); err != nil {
-		return Link{}, fmt.Errorf("link %q: %w", s, err)
+		f := err.(*fault)
+		return Link{}, fmt.Errorf("link %q: %s: %s", s, f.path, f.msg)
 	}
 	return l, nil
 }

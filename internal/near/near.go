@@ -1,16 +1,23 @@
 // Package near finds the known word that a misspelt one most likely meant.
 package near
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // Of is the word of known nearest to word by edit distance, or "" if none is
-// near: within a third of the longer word, at least one edit.
+// near: equal but for case, or else within a third of the longer word and at
+// least one edit.
 func Of(word string, known []string) string {
 	if len(word) > 64 { // no known word is that long; keep the search bounded
 		return ""
 	}
 	best, dist := "", 0
 	for _, k := range known {
+		if strings.EqualFold(word, k) {
+			return k
+		}
 		d := distance(word, k)
 		if d <= max(1, max(len(word), len(k))/3) && (best == "" || d < dist) {
 			best, dist = k, d

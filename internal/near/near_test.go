@@ -7,7 +7,8 @@ func TestOf(t *testing.T) {
 	for _, c := range []struct{ word, want string }{
 		{"bandwith", "bandwidth"}, // one deleted
 		{"latnecy", "latency"},    // two neighbours swapped
-		{"Name", "name"},          // one changed
+		{"nbme", "name"},          // one changed
+		{"LATENCY", "latency"},    // case
 		{"node", "nodes"},
 		{"x", ""},
 		{"", ""},
