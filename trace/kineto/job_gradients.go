@@ -2,6 +2,7 @@ package kineto
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 )
@@ -34,6 +35,9 @@ type node struct {
 	kind  string // ConvolutionBackward0
 	micro int32
 	fwd   int32 // outermost forward op that it belongs to; -1: not found
+	// first is fwd, or if that was recomputed during the backward pass, the op
+	// that it repeats; -1: not found.
+	first int32
 	seq   int32
 	feeds int // gradients that it handed over
 }
@@ -137,7 +141,7 @@ func (v *view) passesOf(step int) *passes {
 	for _, i := range evals {
 		m := micro(v.event(i).Start)
 		if !v.is(i, isAccumulate) {
-			p.nodes = append(p.nodes, node{eval: i, kind: strings.TrimPrefix(v.name(i), evalMark), micro: m, fwd: -1, seq: v.event(i).Seq})
+			p.nodes = append(p.nodes, node{eval: i, kind: strings.TrimPrefix(v.name(i), evalMark), micro: m, fwd: -1, first: -1, seq: v.event(i).Seq})
 			continue
 		}
 		g := gradient{eval: i, handOver: i, micro: m, node: int32(len(p.nodes) - 1), also: -1, bucket: -1}
@@ -191,7 +195,7 @@ func (v *view) findForward(s *stepSpan, p *passes) {
 		micro int32
 		what  string
 	}
-	bySeq := map[int32]int32{}
+	bySeq, again := map[int32]int32{}, map[int32]int32{}
 	kinds := map[string]bool{}
 	for n := range p.nodes {
 		kinds[forwardName(p.nodes[n].kind)] = true
@@ -206,7 +210,13 @@ func (v *view) findForward(s *stepSpan, p *passes) {
 	for k := len(v.threads) - 1; k >= 0; k-- { // the first thread's numbers win: they count per thread
 		for _, i := range v.within(&v.threads[k], s.start, s.end) {
 			e := v.event(i)
-			if e.Cat != CPUOp || v.outer[i] < 0 || v.is(v.outer[i], isEval) || v.under(i, isOptimizer) >= 0 {
+			if e.Cat != CPUOp || v.outer[i] < 0 || v.under(i, isOptimizer) >= 0 {
+				continue
+			}
+			if v.is(v.outer[i], isEval) {
+				if r := v.recomputed(i); r >= 0 {
+					again[e.Seq] = r
+				}
 				continue
 			}
 			if e.Seq >= 0 {
@@ -221,8 +231,12 @@ func (v *view) findForward(s *stepSpan, p *passes) {
 	for n := range p.nodes {
 		x := &p.nodes[n]
 		if x.seq >= 0 {
-			if f, ok := bySeq[x.seq]; ok {
-				x.fwd = f
+			numbers := bySeq
+			if v.parent[x.eval] >= 0 && v.under(v.parent[x.eval], isEval) >= 0 {
+				numbers = again // a backward pass within the backward pass
+			}
+			if f, ok := numbers[x.seq]; ok {
+				x.fwd, x.first = f, f
 			}
 			continue
 		}
@@ -230,7 +244,100 @@ func (v *view) findForward(s *stepSpan, p *passes) {
 		seen[id]++
 		if ops := byKind[id]; seen[id] <= len(ops) {
 			x.fwd = ops[len(ops)-seen[id]]
+			x.first = x.fwd
 		}
+	}
+	v.findRepeated(s, p)
+}
+
+// recomputed is the outermost op of a forward part that runs again within the
+// backward pass (activation checkpointing) around an event, or the event
+// itself; -1: none. Such ops have sequence numbers, other than the node's.
+func (v *view) recomputed(i int32) (root int32) {
+	root = -1
+	if v.outer[i] < 0 || !v.is(v.outer[i], isEval) {
+		return -1
+	}
+	eval := v.under(i, isEval)
+	for ; i >= 0 && i != eval; i = v.parent[i] {
+		if e := v.event(i); e.Cat == CPUOp && e.Seq >= 0 && e.Seq != v.event(eval).Seq {
+			root = i
+		}
+	}
+	return root
+}
+
+// findRepeated finds the first execution of recomputed forward ops, which ran
+// without autograd and so without number: checkpointed parts are recomputed
+// from the last to the first, each in its order.
+func (v *view) findRepeated(s *stepSpan, p *passes) {
+	key := func(i int32) string { return fmt.Sprint(v.name(i), v.extra(i).Dims) }
+	type part struct {
+		around int32 // the node that recomputes
+		ops    []int32
+	}
+	var parts []part
+	wanted := map[string][]int32{}
+	seen := map[int32]bool{}
+	var repeated []int32
+	for n := range p.nodes {
+		if f := p.nodes[n].fwd; f >= 0 && !seen[f] && v.is(v.outer[f], isEval) {
+			seen[f] = true
+			repeated = append(repeated, f)
+			wanted[key(f)] = nil
+		}
+	}
+	if len(repeated) == 0 {
+		return
+	}
+	v.byStart(repeated)
+	for _, f := range repeated {
+		if n := len(parts); n == 0 || parts[n-1].around != v.outer[f] {
+			parts = append(parts, part{around: v.outer[f]})
+		}
+		last := &parts[len(parts)-1]
+		last.ops = append(last.ops, f)
+	}
+	for k := range v.threads {
+		for _, i := range v.within(&v.threads[k], s.start, s.end) {
+			if e := v.event(i); e.Cat == CPUOp && v.outer[i] == i && e.Seq < 0 && !v.is(i, isEval) {
+				if list, ok := wanted[key(i)]; ok {
+					wanted[key(i)] = append(list, i)
+				}
+			}
+		}
+	}
+	first := map[int32]int32{}
+	for _, part := range parts {
+		for k := len(part.ops) - 1; k >= 0; k-- {
+			id := key(part.ops[k])
+			list := wanted[id]
+			at := len(list) - 1
+			for at >= 0 && v.event(list[at]).Start >= v.event(part.around).Start {
+				at-- // of a later micro-batch
+			}
+			if at >= 0 {
+				first[part.ops[k]] = list[at]
+				list = slices.Delete(list, at, at+1)
+			}
+			wanted[id] = list
+		}
+	}
+	missing := 0
+	for n := range p.nodes {
+		x := &p.nodes[n]
+		if x.fwd < 0 || !seen[x.fwd] {
+			continue
+		}
+		if f, ok := first[x.fwd]; ok {
+			x.first = f
+		} else {
+			x.first = -1
+			missing++
+		}
+	}
+	if missing > 0 {
+		p.notes = append(p.notes, fmt.Sprintf("of %d recomputed forward ops the first execution was not found: they count as read in the backward pass alone", missing))
 	}
 }
 
@@ -281,8 +388,8 @@ func (v *view) orderTensors(p *passes) {
 			if k.seq = x.seq; k.seq < 0 {
 				k.seq = -g.node // a later node has an earlier number
 			}
-			if x.fwd >= 0 {
-				k.at = v.event(x.fwd).Start
+			if x.first >= 0 {
+				k.at = v.event(x.first).Start
 			}
 		}
 		keys[n] = k

@@ -298,11 +298,15 @@ func (b *builder) planSpans(s *stepSpan) {
 	}
 	reads := map[int32]bool{}
 	for n := range b.p.grads {
+		if b.device { // on the host the hand-over is an op of its own
+			add(b.p.grads[n].handOver, b.p.grads[n].handOver)
+		}
 		for _, k := range [2]int32{b.p.grads[n].node, b.p.grads[n].also} {
 			if k >= 0 {
 				f := b.p.nodes[k].fwd
 				reads[f] = true
 				add(f, f)
+				add(b.p.nodes[k].first, b.p.nodes[k].first)
 				add(b.p.nodes[k].eval, b.p.nodes[k].eval)
 			}
 		}
@@ -366,7 +370,9 @@ func (b *builder) hand(m mark) {
 	if m.thread == 0 {
 		at = b.last
 	}
-	b.cut(at)
+	if b.content || b.prev < at {
+		b.cut(at)
+	}
 	b.thread = m.thread
 }
 
@@ -450,6 +456,10 @@ func (b *builder) open(i int32, at int64) {
 		}
 		b.soft(at)
 	}
+	if v.recomputed(i) == i {
+		b.soft(at)
+		b.phase = job.Forward
+	}
 	if n, ok := b.copyOf[i]; ok && n >= 0 {
 		b.grad, b.role = n, job.CopyOut
 	}
@@ -503,10 +513,12 @@ func (b *builder) close(i int32, at int64) {
 	}
 	if _, ok := b.copyOf[i]; ok {
 		b.best = i
-		b.soft(at)
-		b.grad, b.role = -1, job.Library
 		if i == b.lastCopy {
-			b.role = job.NoRole
+			b.cut(at)
+			b.grad, b.role = -1, job.NoRole
+		} else {
+			b.soft(at)
+			b.grad, b.role = -1, job.Library
 		}
 	}
 	if spans := b.closes[i]; spans != nil {
@@ -517,6 +529,11 @@ func (b *builder) close(i int32, at int64) {
 		for _, s := range spans {
 			b.collect(s)
 		}
+	}
+	if v.recomputed(i) == i {
+		b.best = i
+		b.soft(at)
+		b.phase = job.Backward
 	}
 	if b.runs < len(b.p.runs) && b.p.runs[b.runs].last == i {
 		b.soft(at)
@@ -563,6 +580,10 @@ func (b *builder) collect(s int32) {
 // transfers, or to at if they end later.
 func (b *builder) awaitTransfers(colls []int32, at int64) {
 	b.soft(b.last)
+	if b.host >= 0 && b.ops[b.host].Lane == b.v.lane[b.v.threads[b.thread].row] {
+		b.ops[b.host].Time += float64(b.last - b.prev) // what follows comes after the wait
+		b.prev = b.last
+	}
 	from := b.last
 	for _, n := range colls {
 		c := &b.v.collectives[b.collectives[n].id]
@@ -591,13 +612,13 @@ func (b *builder) issued(i int32, at int64) {
 	for n := range b.collectives {
 		c := &b.v.collectives[b.collectives[n].id]
 		if c.issue == i && c.transfer >= 0 && !b.v.event(c.transfer).Cat.Device() {
-			b.best = b.v.outer[i]
+			b.best = i
 			from := min(max(b.v.event(c.transfer).Start, b.prev), at)
 			h := b.cut(from)
 			b.start(int32(n), []int32{h}, from)
 		}
 	}
-	b.best = b.v.outer[i]
+	b.best = i
 	b.cut(at)
 	b.issue = -1
 	if !gradient {
@@ -666,7 +687,9 @@ func (b *builder) launch(i int32, at int64, launched []int32) {
 	if blocking >= 0 {
 		at = max(start, b.prev)
 	}
-	if v.outer[i] >= 0 {
+	if b.issue >= 0 {
+		b.best = b.issue
+	} else if v.outer[i] >= 0 {
 		b.best = v.outer[i]
 	}
 	h := b.cut(at)

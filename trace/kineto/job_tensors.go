@@ -321,6 +321,7 @@ func (d *deriver) addReaders() {
 		if h := d.g.handOver[n]; h >= 0 {
 			t.Producers = append(t.Producers, h)
 		}
+		t.Producers = append(t.Producers, d.lastOp(spans[g.handOver], job.Backward)...) // adds to the micro-batches before
 		for _, k := range [2]int32{g.node, g.also} {
 			if k < 0 {
 				continue
@@ -331,6 +332,9 @@ func (d *deriver) addReaders() {
 				continue
 			}
 			t.Readers = append(t.Readers, d.readers(spans[x.fwd])...)
+			if x.first >= 0 && x.first != x.fwd {
+				t.Readers = append(t.Readers, d.readers(spans[x.first])...)
+			}
 			if own, _, _ := strings.Cut(x.kind, "Backward"); own == "Addmm" {
 				continue // its sum, which is the bias, is read in forward alone
 			}
