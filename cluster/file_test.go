@@ -3,7 +3,9 @@ package cluster
 import (
 	"bytes"
 	"math"
+	"os"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -157,4 +159,50 @@ func FuzzRead(f *testing.F) {
 			t.Fatalf("got  %+v\nwant %+v", again, c)
 		}
 	})
+}
+
+// Every YAML example of docs/cluster.md is valid.
+func TestDocumentedExamples(t *testing.T) {
+	doc, err := os.ReadFile("../docs/cluster.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	examples := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(string(doc), -1)
+	if len(examples) == 0 {
+		t.Fatal("no example")
+	}
+	for _, e := range examples {
+		if _, err := Read(strings.NewReader(e[1]), "example"); err != nil {
+			t.Errorf("%v\n%s", err, e[1])
+		}
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	got, err := Read(strings.NewReader(`
+version: 1
+nodes: 3
+links: [{name: a, bandwidth: 1Gbit}]
+servers: {}
+scale: 2
+jitter: 0.5
+workers: [{rank: 1}, {rank: 2, scale: 3, jitter: 0}]
+`), "c.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &Cluster{
+		Nodes: 3, PerNode: 1, Scale: 2, Jitter: 0.5,
+		Links:   []Link{{Name: "a", Bandwidth: 1e9}},
+		Servers: &Servers{Count: 3, Colocated: true},
+		Workers: []Worker{{1, 2, 0.5}, {2, 3, 0}},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	for rank, want := range [][2]float64{{2, 0.5}, {2, 0.5}, {3, 0}} {
+		if scale, jitter := got.WorkerFactor(rank); scale != want[0] || jitter != want[1] {
+			t.Errorf("rank %d: scale %v, jitter %v, want %v", rank, scale, jitter, want)
+		}
+	}
 }

@@ -84,6 +84,8 @@ func TestReadErrors(t *testing.T) {
 		{`"version":1`, `"version":2`, "job: line 2: version: 2; this program reads version 1"},
 		{`"version":1,`, ``, `job: line 15: "version" is missing`},
 		{`"name":"tiny"`, `"nam":"tiny"`, `job: line 3: nam: unknown field; did you mean "name"?`},
+		{`"name":"tiny"`, `"n\u0061m":"tiny"`, `job: line 3: nam: unknown field; did you mean "name"?`},
+		{`"name":"tiny"`, `"n\u0061me":3`, "job: line 3: name: a string expected, not a number"},
 		{`"name":"tiny"`, `"name":3`, "job: line 3: name: a string expected, not a number"},
 		{`"name":"tiny"`, `"world":-2`, "job: line 3: world: negative number of workers -2"},
 		{`"name":"tiny",`, "\n\"barrier\":\n[0,\n9]\n,", "job: line 5: barrier[1]: there is no op 9; there are 3, from 0"},

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -58,12 +59,18 @@ func object[T any](r *reader, members []member[T], t *T) error {
 	var given uint
 next:
 	for r.dec.PeekKind() == '"' {
-		name, err := r.dec.ReadValue()
+		text, err := r.dec.ReadValue()
 		if err != nil {
 			return r.broken(err)
 		}
+		name := text[1 : len(text)-1]
+		if bytes.IndexByte(name, '\\') >= 0 {
+			if name, err = jsontext.AppendUnquote(nil, text); err != nil {
+				return r.broken(err)
+			}
+		}
 		for i := range members {
-			if m := &members[i]; string(name[1:len(name)-1]) == m.name {
+			if m := &members[i]; string(name) == m.name {
 				given |= 1 << i
 				if r.dec.StackDepth() == 1 {
 					r.starts[m.name] = []int32{r.line()}
@@ -74,15 +81,11 @@ next:
 				continue next
 			}
 		}
-		word, err := jsontext.AppendUnquote(nil, name)
-		if err != nil {
-			return r.broken(err)
-		}
 		known := make([]string, len(members))
 		for i := range members {
 			known[i] = members[i].name
 		}
-		return r.faultf("unknown field%s", near.Hint(string(word), known))
+		return r.faultf("unknown field%s", near.Hint(string(name), known))
 	}
 	if _, err := r.dec.ReadToken(); err != nil {
 		return r.broken(err)
