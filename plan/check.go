@@ -135,6 +135,7 @@ type checker struct {
 	notes  []string
 
 	job      *job.Job // stripped
+	device   bool     // it computes on a device
 	old      []job.OpID
 	renumber []job.OpID
 	order    [][]job.OpID // of the stripped job
@@ -182,6 +183,7 @@ func (c *checker) formed() (string, error) {
 		return "", fmt.Errorf("the plan is for another profile of the job: it was made for ops %s, job %q has %s", p.Ops, j.Name, fp)
 	}
 	c.job, c.old = j.Strip(p.Copies)
+	c.device = c.job.HasDevice()
 	c.renumber = renumber(len(j.Ops), c.old)
 	c.copyIns = copies(c.job, job.CopyIn)
 	for i, b := range p.Buckets {

@@ -39,7 +39,7 @@ func TestScripts(t *testing.T) {
 				return ""
 			case "plan":
 				text = d.Input
-				return broken(Check(j.parsePlan(text), j.Job, limits))
+				return verdict(Check(j.parsePlan(text), j.Job, limits), d.HasArg("notes"))
 			case "explain":
 				var b strings.Builder
 				named := j.Job
@@ -52,7 +52,7 @@ func TestScripts(t *testing.T) {
 				digest := regexp.MustCompile("sha256:[0-9a-f]{64}")
 				return digest.ReplaceAllString(b.String(), "sha256:(digest)")
 			case "edit":
-				return broken(Check(j.parsePlan(edit(text, d.Input)), j.Job, limits))
+				return verdict(Check(j.parsePlan(edit(text, d.Input)), j.Job, limits), d.HasArg("notes"))
 			}
 			t.Fatalf("unknown command %s", d.Cmd)
 			return ""
@@ -60,7 +60,8 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-func broken(r Report) string {
+// verdict lists the rules that break, with their witnesses, and notes if asked for.
+func verdict(r Report, notes bool) string {
 	var b strings.Builder
 	for _, x := range r.Rules {
 		if x.Witness != "" {
@@ -68,7 +69,12 @@ func broken(r Report) string {
 		}
 	}
 	if r.OK() {
-		return "ok\n"
+		b.WriteString("ok\n")
+	}
+	for _, n := range r.Notes {
+		if notes {
+			fmt.Fprintf(&b, "note: %s\n", n)
+		}
 	}
 	return b.String()
 }

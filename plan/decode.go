@@ -10,6 +10,8 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
+
+	"weft/internal/near"
 )
 
 // maxFile bounds the size of a plan file, in bytes.
@@ -186,10 +188,7 @@ func explain(data []byte, err error) error {
 		x.line, x.path = lineAt(data, meaning.ByteOffset), dotted(meaning.JSONPointer)
 		switch {
 		case errors.Is(err, json.ErrUnknownName):
-			x.msg = "unknown field"
-			if name := nearest(meaning.JSONPointer.LastToken(), fields(meaning.GoType)); name != "" {
-				x.msg += fmt.Sprintf("; did you mean %q?", name)
-			}
+			x.msg = "unknown field" + near.Hint(meaning.JSONPointer.LastToken(), fields(meaning.GoType))
 		case meaning.Err != nil && meaning.JSONKind == '0':
 			x.msg = fmt.Sprintf("%s: %v", meaning.JSONValue, meaning.Err)
 		case meaning.Err != nil:
@@ -254,38 +253,6 @@ func fields(t reflect.Type) []string {
 	return names
 }
 
-// nearest is the known name that a misspelt one most resembles; "" if none does.
-func nearest(name string, known []string) string {
-	best, least := "", 1+max(2, len(name)/3)
-	for _, k := range known {
-		if d := distance(name, k); d < least {
-			best, least = k, d
-		}
-	}
-	return best
-}
-
-// distance counts the letters to insert, delete or replace to get from a to b.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for i := range row {
-		row[i] = i
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for k := range len(b) {
-			change := diagonal
-			if a[i] != b[k] {
-				change++
-			}
-			diagonal = row[k+1]
-			row[k+1] = min(change, row[k]+1, row[k+1]+1)
-		}
-	}
-	return row[len(b)]
-}
-
 func (g GateKind) MarshalText() ([]byte, error) { return []byte(g.String()), nil }
 func (p Point) MarshalText() ([]byte, error)    { return []byte(p.String()), nil }
 
@@ -305,5 +272,5 @@ func parse[T ~uint8](what, s string, names []string) (T, error) {
 			return T(i), nil
 		}
 	}
-	return 0, fmt.Errorf("unknown %s %q; known: %v", what, s, names)
+	return 0, fmt.Errorf("unknown %s %q%s", what, s, near.Hint(s, names))
 }

@@ -13,6 +13,7 @@ import (
 // oneVersion is rule 3.
 func (c *checker) oneVersion() (string, error) {
 	p := c.plan
+	c.noteUnknown()
 	v := c.versions()
 	type point struct {
 		iteration  int
@@ -157,22 +158,37 @@ func (v *versions) proveApart(t *job.Tensor) error {
 	return nil
 }
 
-// touched is a tensor with the ops that touch its memory. Where device ops read,
-// make or write it, host ops do so only by launching these, and run ahead of them.
+// touched is a tensor with the ops that touch its memory. In a job with a device
+// those run there: a host op launches or hands over, and runs ahead of them.
 func (c *checker) touched(k job.TensorID) *job.Tensor {
 	t := c.job.Tensors[k]
-	for _, ops := range []*[]job.OpID{&t.Readers, &t.Producers, &t.Updaters} {
-		var device []job.OpID
-		for _, o := range *ops {
-			if c.job.Lanes[c.job.Ops[o].Lane].Kind == job.Device {
-				device = append(device, o)
-			}
-		}
-		if len(device) > 0 {
-			*ops = device
-		}
+	if c.device {
+		t.Readers, t.Producers, t.Updaters = c.onDevice(t.Readers), c.onDevice(t.Producers), c.onDevice(t.Updaters)
 	}
 	return &t
+}
+
+func (c *checker) onDevice(ops []job.OpID) (device []job.OpID) {
+	for _, o := range ops {
+		if c.job.Lanes[c.job.Ops[o].Lane].Kind == job.Device {
+			device = append(device, o)
+		}
+	}
+	return device
+}
+
+// noteUnknown says for how many tensors the job names only the host's part.
+func (c *checker) noteUnknown() {
+	n := 0
+	for k := range c.job.Tensors {
+		t, d := &c.job.Tensors[k], c.touched(job.TensorID(k))
+		if len(t.Readers) > 0 && len(d.Readers) == 0 || len(t.Producers) > 0 && len(d.Producers) == 0 || len(t.Updaters) > 0 && len(d.Updaters) == 0 {
+			n++
+		}
+	}
+	if n > 0 {
+		c.notes = append(c.notes, fmt.Sprintf("of %s the job names host ops alone where device ops read, make or write it: these are taken to keep their order", times(n, "tensor")))
+	}
 }
 
 // enoughBuffers is rule 4.

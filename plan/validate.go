@@ -101,7 +101,7 @@ func (p *Plan) validate() error {
 		if int(u.At) >= len(pointNames) {
 			return faultf(path+".at", "unknown point %d", u.At)
 		}
-		if !near(u.Iteration) {
+		if !closeBy(u.Iteration) {
 			return faultf(path+".iteration", "%d is more than %d iterations away", u.Iteration, maxHorizon)
 		}
 		if u.Tensors != nil && len(u.Tensors) == 0 {
@@ -128,7 +128,7 @@ func (p *Plan) validate() error {
 	return nil
 }
 
-func near(n int) bool { return -maxHorizon <= n && n <= maxHorizon }
+func closeBy(n int) bool { return -maxHorizon <= n && n <= maxHorizon }
 
 func (p *Plan) validateTransfer(l, i int) error {
 	t, path := &p.Programs[l].Transfers[i], fmt.Sprintf("programs[%d].transfers[%d]", l, i)
@@ -139,13 +139,13 @@ func (p *Plan) validateTransfer(l, i int) error {
 		return faultf(path+".bucket", "no bucket %d; the plan has %d", t.Bucket, len(p.Buckets))
 	case t.Generation >= len(p.Generations):
 		return faultf(path+".generation", "no generation %d; the period has %d", t.Generation, len(p.Generations))
-	case !near(t.Generation):
+	case !closeBy(t.Generation):
 		return faultf(path+".generation", "%d is more than %d generations back", t.Generation, maxHorizon)
 	case t.Bucket == -1 && t.Generation != 0:
 		return faultf(path+".generation", "a collective of the job has none")
 	case t.Collective < 0:
 		return faultf(path+".collective", "negative: %d", t.Collective)
-	case !near(t.Iteration):
+	case !closeBy(t.Iteration):
 		return faultf(path+".iteration", "%d is more than %d iterations away", t.Iteration, maxHorizon)
 	}
 	for k, g := range t.Gates {
@@ -166,7 +166,7 @@ func (p *Plan) validateGate(l, i int, g Gate, path string) error {
 		return faultf(path, "a collective of the job waits for no gradient")
 	case g.Kind == OpDone && g.Op < 0:
 		return faultf(path+".op", "negative: %d", g.Op)
-	case !near(g.Iteration):
+	case !closeBy(g.Iteration):
 		return faultf(path+".iteration", "%d is more than %d iterations away", g.Iteration, maxHorizon)
 	case g.Kind == NotBefore && !(g.Time >= 0 && g.Time <= math.MaxFloat64):
 		return faultf(path+".time", "%g us; need a finite time, not negative", g.Time)
