@@ -54,7 +54,8 @@ const small = `{
   {"ph": "X", "cat": "cpu_op", "name": "outer", "pid": 10, "tid": "main", "ts": 1711964646123456.789, "dur": 3.25,
    "args": {"Sequence number": 4, "Fwd thread id": 0, "Input Dims": [[2, 3], [], [[5], [6, 7]]],
             "Input type": ["float", "Scalar", "TensorList"]}},
-  {"ph": "X", "cat": "cpu_op", "name": "inner", "pid": 10, "tid": "main", "ts": 1711964646123456.789, "dur": 1},
+  {"ph": "X", "cat": "cpu_op", "name": "inner", "pid": 10, "tid": "main", "ts": 1711964646123456.789, "dur": 1,
+   "args": {"External id": 3, "Fwd thread id": 0}},
   {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 10, "tid": -5, "ts": 1711964646123470, "dur": 1,
    "args": {"cbid": 211, "correlation": 9}},
   {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy", "pid": 0, "tid": 7, "ts": 1711964646123480, "dur": 0,
@@ -294,6 +295,24 @@ func TestReadOtherErrors(t *testing.T) {
 	}
 }
 
+// Equal times keep the order of the file, also among so many that the sort
+// would mix them.
+func TestReadOrder(t *testing.T) {
+	events := make([]string, 1000)
+	for i := range events {
+		events[i] = x("cpu_op", "aten::add", 1, 1, fmt.Sprint(i*7%10), "1", "")
+	}
+	tr, err := read("[" + strings.Join(events, ",") + "]")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, e := range tr.Events[1:] {
+		if last := tr.Events[i]; last.Start == e.Start && last.order > e.order {
+			t.Fatalf("event %d of the file comes after event %d", e.order, last.order)
+		}
+	}
+}
+
 // A value that never ends is refused before it fills the memory.
 func TestReadBounded(t *testing.T) {
 	for _, start := range []string{`[{"ph":"X","name":"`, `{"deviceProperties":["`, `"`, `["`} {
@@ -302,6 +321,15 @@ func TestReadBounded(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "longer than 16 MiB") {
 			t.Errorf("%s...: got %v", start, err)
 		}
+	}
+}
+
+// The bound is one value's, not the file's.
+func TestReadLong(t *testing.T) {
+	long := strings.Repeat("1,", maxValue)
+	op := x("cpu_op", "aten::add", 1, 1, "5", "1", "")
+	if _, err := read(`{"stackFrames":[` + long + `1],"traceEvents":[` + op + `]}`); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -656,7 +684,7 @@ func TestReadLikeEncodingJSON(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		space := rapid.SampledFrom([]string{"", " ", "\n  "})
 		value := rapid.SampledFrom([]string{
-			"null", "true", "0", "-1", "1.5", "7e2", "4294967295", "4294967296", "9223372036854775808", `""`, `"X"`, `"7"`, `"a\\"`, `"\u00e9\"]}"`,
+			"null", "true", "0", "-1", "1.5", "7e2", "4294967295", "4294967297", "9223372036854775808", `""`, `"X"`, `"7"`, `"a\\"`, `"\u00e9\"]}"`,
 			"[]", "[[]]", "[1,2]", "[[1,2],[],[[3],[4,5]]]", `[[1,"2"],"x",[null]]`, `["float",7]`, "{}", `{"ts":1,"a":[{}]}`,
 		})
 		number := rapid.Map(rapid.IntRange(0, 9999), func(n int) string { return fmt.Sprint(float64(n) / 8) })
