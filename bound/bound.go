@@ -16,8 +16,8 @@ import (
 // Bound is a lower bound on the time of an iteration, microseconds.
 type Bound struct {
 	Time float64
-	// Compute is the part that holds without any network: the busiest lane of
-	// the slowest worker.
+	// Compute is the part that holds without any network: the busiest lane, or
+	// the longest way round from one iteration to the next over several lanes.
 	Compute float64
 	// Why names what attains the bound.
 	Why string
@@ -46,9 +46,9 @@ func Synchronous(j *job.Job, c *cluster.Cluster) (Bound, error) {
 		factor = max(factor, scale*(1-jitter))
 	}
 	var b Bound
-	for l, busy := range g.busy() {
-		if busy *= factor; busy > b.Compute {
-			b = Bound{busy, busy, fmt.Sprintf("lane %s computes all the time", s.Lanes[l].Name)}
+	for l := range s.Lanes {
+		if t := factor * g.round(job.LaneID(l)); t > b.Compute {
+			b = Bound{t, t, fmt.Sprintf("lane %s, and what it waits for, computes all the time", s.Lanes[l].Name)}
 		}
 	}
 	alpha, beta, err := network(c)
@@ -147,23 +147,24 @@ func linkCost(c *cluster.Cluster, l int) (alpha, beta float64, err error) {
 
 // graph is a job with its lane order as edges, in topological order.
 type graph struct {
-	job   *job.Job
-	order []job.OpID
-	prev  []job.OpID // by op: the op before it on its lane; -1
+	job         *job.Job
+	order       []job.OpID
+	prev        []job.OpID // by op: the op before it on its lane; -1
+	first, last []job.OpID // by lane; -1 for a lane without ops
 }
 
 func newGraph(j *job.Job) (*graph, error) {
-	g := &graph{job: j, prev: make([]job.OpID, len(j.Ops))}
-	last := make([]job.OpID, len(j.Lanes))
-	for l := range last {
-		last[l] = -1
-	}
+	none := slices.Repeat([]job.OpID{-1}, len(j.Lanes))
+	g := &graph{job: j, prev: make([]job.OpID, len(j.Ops)), first: none, last: slices.Clone(none)}
 	left := make([]int32, len(j.Ops))
 	after := make([][]job.OpID, len(j.Ops))
 	for o := range j.Ops {
 		p := &j.Ops[o]
-		g.prev[o] = last[p.Lane]
-		last[p.Lane] = job.OpID(o)
+		g.prev[o] = g.last[p.Lane]
+		g.last[p.Lane] = job.OpID(o)
+		if g.prev[o] < 0 {
+			g.first[p.Lane] = job.OpID(o)
+		}
 		for _, d := range g.before(job.OpID(o)) {
 			after[d] = append(after[d], job.OpID(o))
 			left[o]++
@@ -196,12 +197,21 @@ func (g *graph) before(o job.OpID) []job.OpID {
 	return deps
 }
 
-func (g *graph) busy() []float64 {
-	busy := make([]float64, len(g.job.Lanes))
-	for o := range g.job.Ops {
-		busy[g.job.Ops[o].Lane] += g.job.Ops[o].Time
+// round is the longest path from the first op of a lane to the same op of the
+// next iteration: within the iteration to the end of some lane, which then goes
+// on with its own first op. Along the lane itself it is the lane's busy time.
+func (g *graph) round(lane job.LaneID) float64 {
+	if g.first[lane] < 0 {
+		return 0
 	}
-	return busy
+	from, to := g.paths(g.first[lane])
+	longest := 0.0
+	for l, last := range g.last {
+		if last >= 0 {
+			longest = max(longest, from[last]+to[g.first[l]])
+		}
+	}
+	return longest
 }
 
 // pivot is the first backward op of a lane, or -1.
