@@ -59,7 +59,7 @@ func (r Report) Err() error {
 	return nil
 }
 
-// String shows the report as text, a paragraph a rule.
+// String shows the report as text: for each rule a line and a paragraph.
 func (r Report) String() string {
 	var b strings.Builder
 	for _, x := range r.Rules {
@@ -72,11 +72,11 @@ func (r Report) String() string {
 		}
 		fmt.Fprintf(&b, "%d %-6s %s\n", x.Rule, mark, x.Title)
 		if text != "" {
-			fmt.Fprintf(&b, "         %s\n", text)
+			paragraph(&b, "         ", text)
 		}
 	}
 	for _, n := range r.Notes {
-		fmt.Fprintf(&b, "note: %s\n", n)
+		paragraph(&b, "note: ", n)
 	}
 	return b.String()
 }

@@ -13,7 +13,7 @@ import (
 // TestScripts runs the scripts of testdata. The commands: job and plan describe
 // one, and check it; edit changes the last plan for one check, and prints the
 // rules that break; limits sets what the user allows; explain prints the last
-// plan.
+// plan, report all that the checker says of it.
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/check", func(t *testing.T, path string) {
 		var j *scriptJob
@@ -49,8 +49,9 @@ func TestScripts(t *testing.T) {
 				if err := Explain(&b, j.parsePlan(text), named); err != nil {
 					return err.Error() + "\n"
 				}
-				digest := regexp.MustCompile("sha256:[0-9a-f]{64}")
-				return digest.ReplaceAllString(b.String(), "sha256:(digest)")
+				return masked(b.String())
+			case "report":
+				return masked(Check(j.parsePlan(edit(text, d.Input)), j.Job, limits).String())
 			case "edit":
 				return verdict(Check(j.parsePlan(edit(text, d.Input)), j.Job, limits), d.HasArg("notes"))
 			}
@@ -59,6 +60,11 @@ func TestScripts(t *testing.T) {
 		})
 	})
 }
+
+var fingerprint = regexp.MustCompile("[0-9a-f]{32,}")
+
+// masked hides fingerprints and digests, which say nothing to a reader.
+func masked(s string) string { return fingerprint.ReplaceAllString(s, "(digest)") }
 
 // verdict lists the rules that break, with their witnesses, and notes if asked for.
 func verdict(r Report, notes bool) string {

@@ -20,7 +20,7 @@ func (c *checker) reducedOnce() (string, error) {
 	for range c.slots {
 		n++
 	}
-	return fmt.Sprintf("per period %d generations of %d tensors, in %d transfers", len(c.plan.Generations), len(c.job.Tensors), n), nil
+	return fmt.Sprintf("%s of %s in %s", times(len(c.plan.Generations), "generation"), times(len(c.job.Tensors), "tensor"), times(n, "transfer")), nil
 }
 
 // partitioned: the generations follow each other and fill the period.

@@ -285,16 +285,12 @@ func (l *LinkExplanation) table(unit string) string {
 		Options: table.Options{SeparateHeader: true, SeparateColumns: true},
 	})
 	t.SuppressTrailingSpaces()
-	t.AppendHeader(table.Row{"#", "kind", "bucket", "tensors", unit, "iter.", "released by"})
-	const flexible = 18 // what is left of the page for each of two columns
-	t.SetColumnConfigs([]table.ColumnConfig{
-		{Number: 1, Align: text.AlignRight, AlignHeader: text.AlignRight},
-		{Number: 3, Align: text.AlignRight, AlignHeader: text.AlignRight},
-		{Number: 4, WidthMax: flexible, WidthMaxEnforcer: text.WrapText},
-		{Number: 5, Align: text.AlignRight, AlignHeader: text.AlignRight},
-		{Number: 6, Align: text.AlignRight, AlignHeader: text.AlignRight},
-		{Number: 7, WidthMax: flexible, WidthMaxEnforcer: text.WrapSoft},
-	})
+	head := table.Row{"#", "kind", "bucket", "tensors", unit, "iter.", "released by"}
+	t.AppendHeader(head)
+	widths := make([]int, len(head))
+	for i := range head {
+		widths[i] = len(fmt.Sprint(head[i]))
+	}
 	for _, x := range l.Transfers {
 		bucket, carries := "-", x.Carries
 		if x.Bucket != nil {
@@ -311,7 +307,28 @@ func (l *LinkExplanation) table(unit string) string {
 		if unit == "bytes" {
 			size = x.Bytes
 		}
-		t.AppendRow(table.Row{x.Position, x.Kind, bucket, carries, size, x.Iterations, gates})
+		row := []string{fmt.Sprint(x.Position), x.Kind, bucket, carries, fmt.Sprint(size), x.Iterations, gates}
+		cells := make(table.Row, len(row))
+		for i, s := range row {
+			cells[i], widths[i] = s, max(widths[i], text.LongestLineLen(s))
+		}
+		t.AppendRow(cells)
 	}
+	// What the other columns and the gaps leave of the page is for the gates and
+	// the tensors.
+	const gates, tensors, leastTensors, mostGates = 6, 3, 12, 18
+	widths[gates] = min(widths[gates], mostGates)
+	room := pageWidth + widths[tensors] - 2*(len(head)-1)
+	for _, n := range widths {
+		room -= n
+	}
+	configs := []table.ColumnConfig{
+		{Number: tensors + 1, WidthMax: max(room, leastTensors), WidthMaxEnforcer: text.WrapText},
+		{Number: gates + 1, WidthMax: widths[gates], WidthMaxEnforcer: text.WrapSoft},
+	}
+	for _, number := range []int{0, 2, 4, 5} {
+		configs = append(configs, table.ColumnConfig{Number: number + 1, Align: text.AlignRight, AlignHeader: text.AlignRight})
+	}
+	t.SetColumnConfigs(configs)
 	return t.Render()
 }
