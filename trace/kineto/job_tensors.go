@@ -327,7 +327,11 @@ func (d *deriver) addReaders() {
 				continue
 			}
 			x := &d.p.nodes[k]
-			t.Producers = append(t.Producers, d.lastOp(spans[x.eval], job.Backward)...)
+			made := d.lastOp(spans[x.eval], job.Backward)
+			if len(made) == 0 {
+				made = d.streamBefore(spans[x.eval])
+			}
+			t.Producers = append(t.Producers, made...)
 			if x.fwd < 0 {
 				continue
 			}
@@ -375,6 +379,20 @@ func (d *deriver) ops(s *opSpan, phase job.Phase) (out []job.OpID) {
 func (d *deriver) lastOp(s *opSpan, phase job.Phase) []job.OpID {
 	ops := d.ops(s, phase)
 	return ops[max(len(ops)-1, 0):]
+}
+
+// streamBefore is the device op before a node that launches none: a view of
+// what it computes.
+func (d *deriver) streamBefore(s *opSpan) []job.OpID {
+	if s == nil || !d.job.HasDevice() {
+		return nil
+	}
+	for n := s.next - 1; n >= 0; n-- {
+		if o := &d.job.Ops[n]; d.job.Lanes[o.Lane].Kind == job.Device && o.Phase == job.Backward {
+			return []job.OpID{n}
+		}
+	}
+	return nil
 }
 
 // readers are a forward op's own ops; of one that only makes a view, the next

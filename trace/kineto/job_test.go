@@ -3,6 +3,8 @@ package kineto
 import (
 	"bufio"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -11,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"weft/job"
+
+	"pgregory.net/rapid"
 )
 
 // resnet50 is the path of the shared trace; without it the test is skipped.
@@ -328,4 +332,413 @@ host update 0 475 aten::_foreach_add_`)
 	if end := hostEnd(t, j); end != 996 {
 		t.Errorf("replayed in %g us, want 996", end)
 	}
+}
+
+// resnet50Sizes lists the parameters of torchvision's ResNet-50 in the order of
+// their use, from its definition: bottleneck blocks of 3, 4, 6 and 3, the
+// shortcut of each stage's first block last.
+func resnet50Sizes() (sizes []int64) {
+	add := func(n ...int64) { sizes = append(sizes, n...) }
+	add(3*64*7*7, 64, 64)
+	in := int64(64)
+	for stage, blocks := range []int{3, 4, 6, 3} {
+		w := int64(64) << stage
+		for b := range blocks {
+			add(in*w, w, w, w*w*9, w, w, w*4*w, 4*w, 4*w)
+			if b == 0 {
+				add(in*4*w, 4*w, 4*w)
+			}
+			in = 4 * w
+		}
+	}
+	add(2048*1000, 1000)
+	return sizes
+}
+
+func TestSharedJob(t *testing.T) {
+	tr := load(t, resnet50(t))
+	j, err := tr.Job(JobOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sizes []int64
+	for _, x := range j.Tensors {
+		sizes = append(sizes, x.Elements)
+		var forward, device int
+		for _, n := range x.Readers {
+			if j.Lanes[j.Ops[n].Lane].Kind != job.Device {
+				t.Errorf("%s: read by op %d, which is no device op", x.Name, n)
+			}
+			if j.Ops[n].Phase == job.Forward {
+				forward++
+			}
+		}
+		for _, n := range x.Producers {
+			if j.Lanes[j.Ops[n].Lane].Kind == job.Device {
+				device++
+			}
+		}
+		if forward == 0 || len(x.Producers) == 0 || device == 0 {
+			t.Errorf("%s: %d forward readers, producers %v", x.Name, forward, x.Producers)
+		}
+		// SGD with momentum over all tensors: three foreach ops of three kernels.
+		if len(x.Updaters) != 9 {
+			t.Errorf("%s: %d updaters, want 9", x.Name, len(x.Updaters))
+		}
+	}
+	if !slices.Equal(sizes, resnet50Sizes()) {
+		t.Errorf("sizes %v, want %v", sizes, resnet50Sizes())
+	}
+	// As in the oracle of papers/overlap-scheduling.md, section 2.
+	var tensors, bytes []int
+	for _, b := range j.Recorded.Buckets {
+		tensors, bytes = append(tensors, len(b.Tensors)), append(bytes, int(b.Bytes))
+	}
+	if fmt.Sprint(tensors, bytes) != "[2 15 12 51 81] [8196000 31502336 26255360 26550272 9724160]" {
+		t.Errorf("buckets of %v tensors, %v bytes", tensors, bytes)
+	}
+	// Batch norm has 53 layers: 53120 floats of statistics, 53 counters.
+	if len(j.Collectives) != 2 || j.Collectives[0].Bytes != 4*53120 || j.Collectives[1].Bytes != 8*53 {
+		t.Errorf("collectives %+v", j.Collectives)
+	}
+	for _, c := range j.Collectives {
+		if c.Kind != "broadcast" || len(c.After) == 0 || len(c.Before) == 0 {
+			t.Errorf("collective %+v", c)
+		}
+	}
+	if j.World != 2 || j.Mode != job.PerTensor || len(j.Barrier) != 1 || j.Ops[j.Barrier[0]].Phase != job.Update {
+		t.Errorf("world %d, mode %v, barrier %v", j.World, j.Mode, j.Barrier)
+	}
+	if !slices.ContainsFunc(j.Notes, func(n string) bool { return strings.Contains(n, "CudaTimer") }) {
+		t.Errorf("notes do not say that DDP's timers are dropped: %q", j.Notes)
+	}
+	// Every step: the copies sum to the buckets.
+	for s := range tr.Steps() {
+		one, err := tr.Job(JobOptions{Step: s + 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for k := range one.Tensors {
+			if one.Tensors[k].Elements != sizes[k] {
+				t.Errorf("step %d: %s has %d elements, want %d", s, one.Tensors[k].Name, one.Tensors[k].Elements, sizes[k])
+			}
+		}
+	}
+}
+
+// TestRecordedJobs compares with what the recording program wrote down.
+func TestRecordedJobs(t *testing.T) {
+	for _, c := range recorded(t) {
+		t.Run(c.name, func(t *testing.T) {
+			dir := filepath.Dir(c.path)
+			file := tensorsFile(t, filepath.Join(dir, "tensors.txt"))
+			c.o.Tensors = file
+			j, err := load(t, c.path).Job(c.o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			elements := map[string]int64{}
+			for _, x := range file {
+				elements[x.Name] = x.Elements
+			}
+			for k, x := range j.Tensors {
+				if x.Elements != elements[x.Name] {
+					t.Errorf("%s has %d elements, want %d", x.Name, x.Elements, elements[x.Name])
+				}
+				if strings.Contains(c.name, "gpt") && x.Name != file[k].Name {
+					t.Errorf("tensor %d is %s, want %s", k, x.Name, file[k].Name)
+				}
+				if len(x.Readers) == 0 || len(x.Updaters) != 1 {
+					t.Errorf("%s: readers %v, updaters %v", x.Name, x.Readers, x.Updaters)
+				}
+			}
+			var meta struct {
+				Buckets []int64 `json:"bucket_bytes"`
+			}
+			text, err := os.ReadFile(filepath.Join(dir, "meta.json"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := json.Unmarshal(text, &meta); err != nil {
+				t.Fatal(err)
+			}
+			var got []int64
+			for _, b := range j.Recorded.Buckets {
+				got = append(got, b.Bytes)
+			}
+			if strings.Contains(c.name, "resnet18-gloo-torch1.13") {
+				// It has no sizes, and ResNet does not use its parameters in their order.
+				if !slices.ContainsFunc(j.Notes, func(n string) bool { return strings.Contains(n, "assumption") }) {
+					t.Errorf("no note on the assumed order: %q", j.Notes)
+				}
+			} else if !slices.Equal(got, meta.Buckets) {
+				t.Errorf("buckets of %v bytes, want %v", got, meta.Buckets)
+			}
+			for _, copies := range []bool{false, true} {
+				s, _ := j.Strip(copies)
+				if err := s.Validate(); err != nil {
+					t.Errorf("stripped, copies %v: %v", copies, err)
+				}
+				if len(s.Barrier) == 0 {
+					t.Errorf("stripped, copies %v: no barrier", copies)
+				}
+			}
+		})
+	}
+}
+
+// TestReplayPower shows that replay depends on the transfers: over a slow link
+// half or twice their time is noticed.
+func TestReplayPower(t *testing.T) {
+	for _, dir := range []string{"shaped-all", "shaped-25mb"} {
+		tr := load(t, filepath.Join("..", "..", "testdata", "traces", dir, "rank0.json.gz"))
+		j, err := tr.Job(JobOptions{Step: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := hostEnd(t, j)
+		for _, factor := range []float64{0.5, 2} {
+			j, err := tr.Job(JobOptions{Step: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for n := range j.Ops {
+				if j.Ops[n].Role == job.GradCollective {
+					j.Ops[n].Time *= factor
+				}
+			}
+			off := 100 * (hostEnd(t, j)/want - 1)
+			t.Logf("%s: transfers times %g: %+.1f %%", dir, factor, off)
+			if math.Abs(off) <= 3 {
+				t.Errorf("%s: with %g times the transfers' time the step changes by %.1f %% only", dir, factor, off)
+			}
+		}
+	}
+}
+
+// rename replaces a name in a trace.
+func rename(tr *Trace, old, new string) *Trace {
+	for k := range tr.Names {
+		if tr.Names[k] == old {
+			tr.Names[k] = new
+		}
+	}
+	return tr
+}
+
+func TestJobErrors(t *testing.T) {
+	noCollectives := func() *Trace {
+		tr := tied(1)
+		tr.Events = slices.DeleteFunc(tr.Events, func(e Event) bool {
+			return strings.HasPrefix(tr.Names[e.Name], "c10d::") || e.Row == glooRow
+		})
+		return tr
+	}
+	noSizes := func() *Trace {
+		tr := tied(1)
+		for k := range tr.Extras {
+			tr.Extras[k].Dims = nil
+		}
+		return tr
+	}
+	gather := tied(1)
+	f := &fake{gather}
+	f.add(mainRow, 560, 570, "c10d::_allgather_base_", more{})
+	f.done()
+	for _, c := range []struct {
+		name string
+		tr   *Trace
+		o    JobOptions
+		want string
+	}{
+		{"steps", rename(tied(1), "ProfilerStep#7", "warmup"), JobOptions{}, "fake: no steps in this trace"},
+		{"step", tied(1), JobOptions{Step: 2}, "fake: there is no step 2: the trace has 1"},
+		{"collectives", noCollectives(), JobOptions{}, "fake: no collectives in this trace"},
+		{"sizes", noSizes(), JobOptions{}, "fake: no collective sizes in this trace"},
+		{"sharded", rename(tied(1), "c10d::allreduce_", "c10d::_reduce_scatter_base_"), JobOptions{}, "reduce-scatter (1)"},
+		{"zero", gather, JobOptions{}, "all-gather of parameters in the optimizer (1)"},
+		{"elsewhere", rename(tied(1), accumulate, evalMark+"SyncBatchNormBackward0"), JobOptions{}, "fake: no collective carries gradients"},
+	} {
+		_, err := c.tr.Job(c.o)
+		var e *Error
+		if !errors.As(err, &e) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want an *Error with %q", c.name, err, c.want)
+		}
+	}
+	for _, c := range recorded(t) {
+		if strings.Contains(c.name, "torch1.13") {
+			if _, err := load(t, c.path).Job(JobOptions{}); err == nil || !strings.Contains(err.Error(), "no collective sizes in this trace") || !strings.Contains(err.Error(), "--tensors") {
+				t.Errorf("%s without tensors file: %v", c.name, err)
+			}
+		}
+	}
+}
+
+// Sizes come from the next source when one is missing: of the copies on the
+// device, 80 bytes are 20 floats; without them the bucket is shared.
+func TestSizes(t *testing.T) {
+	drop := func(f *fake, name string) *Trace {
+		for k := range f.Events {
+			if e := &f.Events[k]; f.Names[e.Name] == name {
+				e.Extra = -1
+			}
+		}
+		return f.done()
+	}
+	const handOver = "torch::autograd::AccumulateGrad"
+	copies := drop(gpu(), handOver)
+	neither := drop(&fake{drop(gpu(), handOver)}, "Memcpy DtoD")
+	file := []TensorInfo{{Name: "w", Elements: 20}}
+	wrong := []TensorInfo{{Name: "w", Elements: 21}}
+	for _, c := range []struct {
+		name string
+		tr   *Trace
+		o    JobOptions
+		want string // tensor
+		note string
+	}{
+		{"shapes", gpu().done(), JobOptions{}, "mm.0.weight 20", ""},
+		{"shapes, names", gpu().done(), JobOptions{Tensors: file}, "w 20", ""},
+		{"shapes, other names", gpu().done(), JobOptions{Tensors: wrong}, "mm.0.weight 20", "the tensors file does not fit"},
+		{"copies", copies, JobOptions{}, "mm.0.weight 20", ""},
+		{"file", neither, JobOptions{Tensors: file}, "w 20", "on the assumption"},
+		{"wrong file", neither, JobOptions{Tensors: wrong}, "mm.0.weight 20", "does not give the recorded bucket sizes"},
+		{"shares", neither, JobOptions{}, "mm.0.weight 20", "each bucket is shared out equally"},
+	} {
+		j, err := c.tr.Job(c.o)
+		if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+			continue
+		}
+		if got := fmt.Sprint(j.Tensors[0].Name, " ", j.Tensors[0].Elements); got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+		}
+		if !strings.Contains(strings.Join(j.Notes, "\n"), c.note) {
+			t.Errorf("%s: notes %q lack %q", c.name, j.Notes, c.note)
+		}
+	}
+}
+
+func TestUpdateMode(t *testing.T) {
+	global := job.Global
+	perTensor := job.PerTensor
+	with := func(start int64, name string) *Trace {
+		f := &fake{tied(1)}
+		f.add(mainRow, start, start+5, name, more{})
+		return f.done()
+	}
+	for _, c := range []struct {
+		name string
+		tr   *Trace
+		o    JobOptions
+		want job.Mode
+	}{
+		{"plain", tied(1), JobOptions{}, job.PerTensor},
+		{"norm", with(450, "aten::_foreach_norm"), JobOptions{}, job.Global},
+		{"scaler", with(450, "aten::_amp_foreach_non_finite_check_and_unscale_"), JobOptions{}, job.Global},
+		{"norm in forward", with(70, "aten::norm"), JobOptions{}, job.PerTensor},
+		{"norm in the optimizer", with(592, "aten::linalg_vector_norm"), JobOptions{}, job.PerTensor},
+		{"asked for", tied(1), JobOptions{Update: &global}, job.Global},
+		{"asked against", with(450, "aten::_foreach_norm"), JobOptions{Update: &perTensor}, job.PerTensor},
+	} {
+		j, err := c.tr.Job(c.o)
+		if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		} else if j.Mode != c.want {
+			t.Errorf("%s: %v, want %v", c.name, j.Mode, c.want)
+		}
+	}
+}
+
+// Steps that did something else are left out of the medians, and said.
+func TestOddStep(t *testing.T) {
+	f := newFake()
+	for s := range int64(4) {
+		at := 1000 * s
+		f.add(mainRow, at, at+1000, fmt.Sprintf("ProfilerStep#%d", 3+s), more{cat: Annotation})
+		f.add(mainRow, at+10, at+20+s, "aten::mm", more{seq: int32(10 * (s + 1))})
+		f.add(mainRow, at+100, at+150, evalMark+"MmBackward0", more{seq: int32(10 * (s + 1))})
+		f.gradient(at+201, 20, 5, 4)
+		if s == 1 { // and hands another gradient over, in the same bucket
+			f.gradient(at+250, 0, 5, 4)
+		}
+		f.add(glooRow, at+221, at+400, "gloo:all_reduce", more{cat: Annotation, dims: [][]int64{{20}}})
+		f.add(mainRow, at+402, at+410, "torch.distributed.ddp.reducer::copy_bucket_to_grad", more{})
+	}
+	j, err := f.done().Job(JobOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "left out, because their ops differ from those of most steps: step 4"; !slices.Contains(j.Notes, want) {
+		t.Errorf("notes %q lack %q", j.Notes, want)
+	}
+	// The first op lasts 20, 22 and 23 us in the others.
+	if j.Ops[0].Time != 22 {
+		t.Errorf("first op lasts %g us, want the median 22", j.Ops[0].Time)
+	}
+}
+
+// An activation checkpoint: the forward part runs without autograd, and again
+// within the backward pass, where another backward pass is nested.
+func TestRecomputedForward(t *testing.T) {
+	f := newFake()
+	weight := [][]int64{{2, 4}, {5, 4}}
+	f.add(mainRow, 0, 1000, "ProfilerStep#7", more{cat: Annotation})
+	f.add(mainRow, 10, 20, "aten::mm", more{dims: weight})
+	f.add(mainRow, 30, 40, "aten::sum", more{seq: 5})
+	f.add(mainRow, 100, 300, evalMark+"CheckpointFunctionBackward", more{seq: 4})
+	f.add(mainRow, 101, 299, "CheckpointFunctionBackward", more{seq: 4})
+	f.add(mainRow, 110, 130, "aten::mm", more{seq: 7, dims: weight})
+	f.add(mainRow, 140, 160, evalMark+"MmBackward0", more{seq: 7})
+	f.gradient(170, 20, 5, 4)
+	f.add(glooRow, 190, 400, "gloo:all_reduce", more{cat: Annotation, dims: [][]int64{{20}}})
+	f.add(mainRow, 402, 410, "torch.distributed.ddp.reducer::copy_bucket_to_grad", more{})
+	f.add(mainRow, 500, 600, "Optimizer.step#SGD.step", more{cat: Annotation})
+	f.add(mainRow, 510, 590, "aten::add_", more{})
+	j, err := f.done().Job(JobOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(j.Tensors) != 1 {
+		t.Fatalf("%d tensors", len(j.Tensors))
+	}
+	var readers []string
+	for _, n := range j.Tensors[0].Readers {
+		readers = append(readers, line(j, int(n)))
+	}
+	// 0-20 is the first run; 20-40 the sum; then a gap to 110 and 20 us again.
+	want := []string{"host forward 0 20 aten::mm", "host forward 0 20 aten::mm", "host backward 0 30 MmBackward0"}
+	if !slices.Equal(readers, want) {
+		t.Errorf("read by %q, want %q", readers, want)
+	}
+}
+
+func TestMatchSizes(t *testing.T) {
+	// The block of 7, 5, 5 is used first and listed last.
+	if got, want := matchSizes([]int64{9, 7, 5, 5, 8, 6, 6}, []int64{9, 8, 6, 6, 7, 5, 5}), []int{0, 4, 5, 6, 1, 2, 3}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if got := matchSizes([]int64{1, 2}, []int64{1, 3}); got != nil {
+		t.Errorf("sizes that differ are matched: %v", got)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		a := rapid.SliceOf(rapid.Int64Range(1, 4)).Draw(t, "a")
+		b := rapid.Permutation(a).Draw(t, "b")
+		at := matchSizes(a, b)
+		if len(at) != len(a) {
+			t.Fatalf("%d of %d matched", len(at), len(a))
+		}
+		used := map[int]bool{}
+		for i, j := range at {
+			if used[j] || a[i] != b[j] {
+				t.Fatalf("%v to %v: %v", a, b, at)
+			}
+			used[j] = true
+		}
+		for i, j := range matchSizes(a, a) {
+			if i != j {
+				t.Fatalf("%v is not matched to itself", a)
+			}
+		}
+	})
 }
