@@ -8,7 +8,7 @@
 VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 FUZZTIME ?= 10s
 BENCH    ?= .
-DEMO     := testdata/traces/resnet18-gloo-torch2.6
+DEMO     := testdata/traces/gpt-gloo-torch2.6
 
 # Releases are the same everywhere: no cgo, no paths, no clock in the binary.
 BUILD := CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '-s -w -X main.version=$(VERSION)'

@@ -112,7 +112,7 @@ func transform(t *testing.T, d *datadriven.TestData, f func([]byte) []byte) erro
 	return os.WriteFile(d.CmdArgs[1].Key, b[:n], 0o666)
 }
 
-var figure = regexp.MustCompile(`[0-9a-f]{32,}|-?[0-9]+(\.[0-9]+)?`)
+var figure = regexp.MustCompile(`( ) +-?[0-9.]+|[0-9a-f]{32,}|-?[0-9]+(\.[0-9]+)?`)
 
 func weft(t *testing.T, d *datadriven.TestData) (string, error) {
 	var hide, grep, stdin string
@@ -138,7 +138,7 @@ func weft(t *testing.T, d *datadriven.TestData) (string, error) {
 		code := run(t.Context(), &cli.Console{In: in, Out: &out, Err: &out}, strings.Fields(line))
 		for line := range strings.Lines(out.String()) {
 			if hide == "figures" {
-				line = figure.ReplaceAllString(line, "#")
+				line = figure.ReplaceAllString(line, "$1$1#")
 			}
 			if keep.MatchString(line) {
 				all.WriteString(strings.TrimSuffix(line, "\n") + "\n")

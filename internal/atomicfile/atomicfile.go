@@ -39,7 +39,7 @@ func Write(ctx context.Context, name string, write func(io.Writer) error) error 
 	temp := filepath.Join(filepath.Dir(name), fmt.Sprintf(".%s.%08x.tmp", filepath.Base(name), rand.Uint32()))
 	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
 	if err != nil {
-		return err
+		return renamed(err, name)
 	}
 	err = write(writer{ctx, f})
 	if err == nil {
@@ -56,6 +56,14 @@ func Write(ctx context.Context, name string, write func(io.Writer) error) error 
 		return errors.Join(err, os.Remove(temp))
 	}
 	return nil
+}
+
+// renamed is err about name in place of the temporary, of which no user knows.
+func renamed(err error, name string) error {
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		return &fs.PathError{Op: "write", Path: name, Err: e.Err}
+	}
+	return err
 }
 
 func writeDirect(ctx context.Context, name string, write func(io.Writer) error) error {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -117,8 +118,9 @@ func TestWriteToDevice(t *testing.T) {
 func TestWriteNowhere(t *testing.T) {
 	d := t.TempDir()
 	for _, name := range []string{d, filepath.Join(d, "missing", "f")} {
-		if err := Write(t.Context(), name, put("x")); err == nil {
-			t.Errorf("%s: no error", name)
+		err := Write(t.Context(), name, put("x"))
+		if err == nil || !strings.Contains(err.Error(), name+": ") {
+			t.Errorf("%s: got %v, want an error that names it", name, err)
 		}
 	}
 	if entries, _ := os.ReadDir(d); len(entries) != 0 {

@@ -41,9 +41,13 @@ type Table struct {
 // unit) and its JSON name, which ends in the unit.
 type Column struct{ Head, Key string }
 
-// Row is one cell a column. A nil cell is a dash and null.
+// Row is one cell a column. A nil cell is a dash and null. A row with a key,
+// which sums the others up or is none of their kind, is in JSON no element of
+// the list but a member of that name beside it, with the cells that it has but
+// the first.
 type Row struct {
 	Cells []any
+	Key   string
 	Style Style
 }
 
@@ -60,17 +64,21 @@ const (
 // weft's files, and text a number that reads well in the unit of the head.
 type (
 	Time    float64 // microseconds; milliseconds in text
+	Micros  float64 // microseconds, in text too
 	Bytes   int64   // bytes; megabytes (1e6 bytes) in text
 	Ratio   float64 // two decimals
-	Percent float64 // a fraction; in text in percent
+	Percent float64 // a fraction; in text in percent, one decimal
+	Share   float64 // likewise, two decimals
 	Rate    float64 // bytes a microsecond: megabytes a second
 	Count   float64 // as many digits as it needs, at most two decimals
 )
 
 func (v Time) String() string    { return decimal(float64(v)/1000, 2) }
+func (v Micros) String() string  { return decimal(float64(v), 1) }
 func (v Bytes) String() string   { return decimal(float64(v)/1e6, 2) }
 func (v Ratio) String() string   { return decimal(float64(v), 2) }
 func (v Percent) String() string { return decimal(100*float64(v), 1) }
+func (v Share) String() string   { return decimal(100*float64(v), 2) }
 func (v Rate) String() string    { return decimal(float64(v), 1) }
 func (v Count) String() string {
 	return strconv.FormatFloat(math.Round(100*float64(v))/100, 'f', -1, 64)
@@ -262,13 +270,22 @@ func (r *Report) writeJSON(w io.Writer) error {
 		obj.add(f.Key, f.Value)
 	}
 	for _, t := range r.Tables {
-		rows := make([]object, len(t.Rows))
-		for i, row := range t.Rows {
+		rows, apart := []object{}, object{}
+		for _, row := range t.Rows {
+			var o object
 			for k, c := range t.Columns {
-				rows[i].add(c.Key, row.Cells[k])
+				if row.Key == "" || k > 0 && row.Cells[k] != nil {
+					o.add(c.Key, row.Cells[k])
+				}
+			}
+			if row.Key == "" {
+				rows = append(rows, o)
+			} else {
+				apart.add(row.Key, o)
 			}
 		}
 		obj.add(t.Key, rows)
+		obj = append(obj, apart...)
 	}
 	obj.add("notes", append([]string{}, r.Notes...))
 	if err := json.MarshalWrite(w, obj, jsontext.WithIndent("  ")); err != nil {
@@ -297,9 +314,13 @@ func float(v any) (float64, bool) {
 	switch v := v.(type) {
 	case Time:
 		return float64(v), true
+	case Micros:
+		return float64(v), true
 	case Ratio:
 		return float64(v), true
 	case Percent:
+		return float64(v), true
+	case Share:
 		return float64(v), true
 	case Rate:
 		return float64(v), true

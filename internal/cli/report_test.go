@@ -20,7 +20,7 @@ func sample() *Report {
 			Rows: []Row{
 				{Cells: []any{"mg-wfbp", Time(35000), Percent(0.1)}, Style: Best},
 				{Cells: []any{"wfbp", Time(138000.5), Ratio(math.NaN())}},
-				{Cells: []any{"bound", Time(-0.001), nil}, Style: Faint},
+				{Cells: []any{"bound", Time(-0.001), nil}, Key: "bound", Style: Faint},
 			},
 		}},
 		Notes: []string{"sizes are equal shares of each bucket, because the trace has no shapes and no tensors file was given"},
@@ -87,13 +87,11 @@ func TestReportJSON(t *testing.T) {
       "schedule": "wfbp",
       "time_us": 138000.5,
       "gap": null
-    },
-    {
-      "schedule": "bound",
-      "time_us": -0.001,
-      "gap": null
     }
   ],
+  "bound": {
+    "time_us": -0.001
+  },
   "notes": [
     "sizes are equal shares of each bucket, because the trace has no shapes and no tensors file was given"
   ]

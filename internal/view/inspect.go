@@ -1,7 +1,6 @@
 package view
 
 import (
-	"fmt"
 	"slices"
 
 	"weft/internal/cli"
@@ -20,24 +19,24 @@ func Inspection(x *kineto.Inspection) *cli.Report {
 		Notes: x.Notes,
 	}
 	if h := x.HTA; h != nil {
-		share := cli.Percent(0)
+		share := cli.Share(0)
 		if h.Communication > 0 {
-			share = cli.Percent(h.Overlapped / h.Communication)
+			share = cli.Share(h.Overlapped / h.Communication)
 		}
 		r.Tables = append(r.Tables, cli.Table{
 			Title: "Kernels over the whole trace, as Holistic Trace Analysis counts them", Key: "hta",
 			Columns: []cli.Column{
-				{Head: "communication\nms", Key: "communication_us"}, {Head: "overlapped\nms", Key: "overlapped_us"},
-				{Head: "overlapped\n%", Key: "overlapped"}, {Head: "not overlapped\nms", Key: "exposed_us"},
+				{Head: "communication\nus", Key: "communication_us"}, {Head: "overlapped\nus", Key: "overlapped_us"},
+				{Head: "overlapped\n%", Key: "overlapped"}, {Head: "not overlapped\nus", Key: "exposed_us"},
 			},
-			Rows: []cli.Row{{Cells: []any{cli.Time(h.Communication), cli.Time(h.Overlapped), share, cli.Time(h.Exposed)}}},
+			Rows: []cli.Row{{Cells: []any{cli.Micros(h.Communication), cli.Micros(h.Overlapped), share, cli.Micros(h.Exposed)}}},
 		})
 	}
 	steps := cli.Table{Title: "Where the time of each step goes", Key: "steps", Columns: append([]cli.Column{{Head: "step", Key: "step"}}, stepColumns...)}
 	for i := range x.Steps {
-		steps.Rows = append(steps.Rows, cli.Row{Cells: append([]any{fmt.Sprint(x.Steps[i].Step)}, stepCells(&x.Steps[i])...)})
+		steps.Rows = append(steps.Rows, cli.Row{Cells: append([]any{x.Steps[i].Step}, stepCells(&x.Steps[i])...)})
 	}
-	steps.Rows = append(steps.Rows, cli.Row{Style: cli.Best, Cells: append([]any{"median"}, stepCells(&x.Median)...)})
+	steps.Rows = append(steps.Rows, cli.Row{Key: "median", Style: cli.Best, Cells: append([]any{"median"}, stepCells(&x.Median)...)})
 	r.Tables = append(r.Tables, steps)
 
 	if len(x.Buckets) > 0 {
@@ -57,7 +56,7 @@ func Inspection(x *kineto.Inspection) *cli.Report {
 
 var stepColumns = []cli.Column{
 	{Head: "time\nms", Key: "time_us"}, {Head: "compute\nms", Key: "computation_us"}, {Head: "copies\nms", Key: "copies_us"},
-	{Head: "exposed\nms", Key: "exposed_us"}, {Head: "host\nms", Key: "host_bound_us"}, {Head: "idle\nms", Key: "idle_us"},
+	{Head: "exposed\nms", Key: "exposed_us"}, {Head: "host-\nbound\nms", Key: "host_bound_us"}, {Head: "idle\nms", Key: "idle_us"},
 	{Head: "comm.\nms", Key: "communication_us"}, {Head: "hidden\nms", Key: "hidden_us"},
 }
 
@@ -72,23 +71,29 @@ func stepCells(s *kineto.StepTime) []any {
 // collectives one over the other.
 func Ranks(xs []*kineto.Inspection, m *kineto.Matched) *cli.Report {
 	r := &cli.Report{}
-	medians := cli.Table{Title: "Where the time of a step goes, medians", Key: "ranks", Columns: append([]cli.Column{{Head: "rank", Key: "rank"}}, stepColumns...)}
-	for _, x := range xs {
-		medians.Rows = append(medians.Rows, cli.Row{Cells: append([]any{natural(x.Rank)}, stepCells(&x.Median)...)})
+	which := []cli.Column{{Head: "trace", Key: "trace"}, {Head: "rank", Key: "rank"}}
+	files := cli.Table{Key: "traces", Columns: append(which, cli.Column{Head: "file", Key: "file"})}
+	medians := cli.Table{Title: "Where the time of a step goes, medians", Key: "medians", Columns: append(which, stepColumns...)}
+	for i, x := range xs {
+		trace := []any{i + 1, natural(x.Rank)}
+		files.Rows = append(files.Rows, cli.Row{Cells: append(trace, x.Name)})
+		medians.Rows = append(medians.Rows, cli.Row{Cells: append(trace, stepCells(&x.Median)...)})
 		for _, n := range x.Notes {
 			if !slices.Contains(r.Notes, n) {
 				r.Notes = append(r.Notes, n)
 			}
 		}
 	}
-	skew := cli.Table{Title: "Who waits for whom", Key: "skew", Columns: []cli.Column{
-		{Head: "rank", Key: "rank"}, {Head: "late by\nms", Key: "late_us"}, {Head: "last at\ncollectives", Key: "last"},
-		{Head: "waits, a step\nms", Key: "wait_us"}, {Head: "clock offset\nms", Key: "offset_us"}, {Head: "trace", Key: "trace"},
-	}}
-	for _, x := range m.Ranks {
-		skew.Rows = append(skew.Rows, cli.Row{Cells: []any{natural(x.Rank), cli.Time(x.Late), x.Last, cli.Time(x.Wait), cli.Time(x.Offset), x.Name}})
+	skew := cli.Table{Title: "Who waits for whom", Key: "skew", Columns: append(which,
+		cli.Column{Head: "late by\nms", Key: "late_us"}, cli.Column{Head: "last at\ncollectives", Key: "last"},
+		cli.Column{Head: "waits, a step\nms", Key: "wait_us"}, cli.Column{Head: "clock offset\nms", Key: "offset_us"},
+	)}
+	for i, x := range m.Ranks {
+		skew.Rows = append(skew.Rows, cli.Row{Cells: []any{
+			i + 1, natural(x.Rank), cli.Time(x.Late), x.Last, cli.Time(x.Wait), cli.Time(x.Offset),
+		}})
 	}
-	r.Tables = []cli.Table{medians, skew, collectives(m)}
+	r.Tables = []cli.Table{files, medians, skew, collectives(m)}
 	return r
 }
 

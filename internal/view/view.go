@@ -42,9 +42,9 @@ func Comparison(x *compare.Comparison, j *job.Job, c *cluster.Cluster) *cli.Repo
 	}
 	cells := make([]any, len(t.Columns))
 	cells[0], cells[1] = "bound", cli.Time(x.Bound.Time)
-	t.Rows = append(t.Rows, cli.Row{Style: cli.Faint, Cells: cells})
+	t.Rows = append(t.Rows, cli.Row{Key: "bound", Style: cli.Faint, Cells: cells})
 	return &cli.Report{
-		Facts:  append(subject(j, c), cli.Fact{Label: "bound", Key: "bound", Value: x.Bound.Why}),
+		Facts:  append(subject(j, c), cli.Fact{Label: "bound", Key: "bound_reason", Value: x.Bound.Why}),
 		Tables: []cli.Table{t},
 		Notes:  x.Notes,
 	}
@@ -177,7 +177,7 @@ func Simulation(r *sim.Result, j *job.Job, c *cluster.Cluster) *cli.Report {
 		{Head: "cov-\nerage", Key: "coverage"}, {Head: "E", Key: "efficiency"}, {Head: "S", Key: "speedup"},
 	}}
 	add := func(who string, rank any, b timeline.Breakdown) {
-		where.Rows = append(where.Rows, cli.Row{Cells: []any{
+		where.Rows = append(where.Rows, cli.Row{Key: who, Cells: []any{
 			who, rank, cli.Time(b.Iteration), cli.Time(b.Computation), cli.Time(b.Exposed), cli.Time(b.Idle),
 			cli.Time(b.Communication), cli.Time(b.Hidden()), cli.Ratio(b.Coverage()), cli.Ratio(b.Efficiency()), cli.Ratio(b.Speedup()),
 		}})
