@@ -89,6 +89,15 @@ func (v *view) findCollectives() {
 	}
 }
 
+// collectivesOf is the range of a step's collectives.
+func (v *view) collectivesOf(step int) (from, to int) {
+	at := func(t int64) int {
+		n, _ := slices.BinarySearchFunc(v.collectives, t, func(c collective, t int64) int { return cmp.Compare(v.event(c.issue).Start, t) })
+		return n
+	}
+	return at(v.steps[step].start), at(v.steps[step].end)
+}
+
 // findIssues adds the collectives that a thread issues.
 func (v *view) findIssues(events []int32) {
 	for k := 0; k < len(events); k++ {

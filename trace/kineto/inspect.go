@@ -128,7 +128,7 @@ func (t *Trace) Inspect() (*Inspection, error) {
 		}
 		*p = median(times)
 	}
-	x.Buckets = in.buckets()
+	x.Buckets = in.bucketTimes()
 	x.Notes = in.notes()
 	return x, nil
 }
@@ -157,23 +157,17 @@ func (v *view) hta() *HTA {
 // inspector attributes the time of steps.
 type inspector struct {
 	v       *view
-	graphs  []*graph
-	exposed []int64            // by collective of the trace
-	opOf    map[int32][2]int32 // step and op of a device event
-	compute []int32            // events on compute streams, by start
+	compute []int32    // events on compute streams, by start
+	exposed []int64    // by collective of the trace
+	buckets [][]bucket // by step
+	// The streams may be a step behind the host: the graphs of this step and the
+	// one before, and where in them a device event is.
+	graphs [2]*graph
+	opOf   [2]map[int32]int32
 }
 
 func newInspector(v *view) *inspector {
-	in := &inspector{v: v, exposed: make([]int64, len(v.collectives)), opOf: map[int32][2]int32{}}
-	for s := range v.steps {
-		g := v.graphOf(s)
-		in.graphs = append(in.graphs, g)
-		for n := range g.ops {
-			if e := g.ops[n].event; e >= 0 {
-				in.opOf[e] = [2]int32{int32(s), int32(n)}
-			}
-		}
-	}
+	in := &inspector{v: v, exposed: make([]int64, len(v.collectives))}
 	for _, i := range v.device {
 		if !v.isNCCLKernel(i) {
 			in.compute = append(in.compute, i)
@@ -185,11 +179,20 @@ func newInspector(v *view) *inspector {
 
 // step attributes one step's time.
 func (in *inspector) step(s int) StepTime {
-	v, g, span := in.v, in.graphs[s], &in.v.steps[s]
+	v, g, span := in.v, in.v.graphOf(s), &in.v.steps[s]
+	in.buckets = append(in.buckets, g.passes.buckets)
+	in.graphs = [2]*graph{in.graphs[1], g}
+	in.opOf = [2]map[int32]int32{in.opOf[1], {}}
+	for n := range g.ops {
+		if e := g.ops[n].event; e >= 0 {
+			in.opOf[1][e] = int32(n)
+		}
+	}
 	r := StepTime{Step: span.number, Time: us(span.end - span.start)}
 	var transfers []interval
-	for n := range v.collectives {
-		if c := &v.collectives[n]; int(c.step) == s && c.transfer >= 0 {
+	from, to := v.collectivesOf(s)
+	for n := from; n < to; n++ {
+		if c := &v.collectives[n]; c.transfer >= 0 {
 			e := v.event(c.transfer)
 			transfers = append(transfers, interval{e.Start, e.End()})
 		}
@@ -227,7 +230,7 @@ func (in *inspector) host(r *StepTime, g *graph) {
 // for the collective that it waits for.
 func (in *inspector) device(r *StepTime, span *stepSpan) {
 	v := in.v
-	var busy, library []interval
+	var busy, own []interval
 	at := span.start // the streams are busy or accounted for up to here
 	gap := func(to int64, next int32) {
 		idle := interval{at, min(to, span.end)}
@@ -237,9 +240,8 @@ func (in *inspector) device(r *StepTime, span *stepSpan) {
 		launched, arrived, by := idle.a, idle.a, int32(-1)
 		if next < 0 {
 			launched = idle.b
-		} else if k, ok := in.opOf[next]; ok {
-			g := in.graphs[k[0]]
-			for _, d := range g.ops[k[1]].Deps {
+		} else if g, n := in.find(next); g != nil {
+			for _, d := range g.ops[n].Deps {
 				switch dep := &g.ops[d]; v.lanes[dep.Lane].Kind {
 				case job.Host:
 					launched = max(launched, dep.end)
@@ -250,7 +252,7 @@ func (in *inspector) device(r *StepTime, span *stepSpan) {
 				}
 			}
 			for c := range g.collectives {
-				if x := &g.collectives[c]; slices.Contains(x.before, k[1]) {
+				if x := &g.collectives[c]; slices.Contains(x.before, n) {
 					if end := v.event(v.collectives[x.id].transfer).End(); end > arrived {
 						arrived, by = end, x.id
 					}
@@ -265,7 +267,8 @@ func (in *inspector) device(r *StepTime, span *stepSpan) {
 			in.exposed[by] += waiting.length()
 		}
 	}
-	for _, i := range in.compute {
+	first, _ := slices.BinarySearchFunc(in.compute, span.start, func(i int32, t int64) int { return cmp.Compare(v.event(i).Start, t) })
+	for _, i := range in.compute[max(0, first-reach):] {
 		e := v.event(i)
 		if e.Start >= span.end {
 			break
@@ -277,13 +280,28 @@ func (in *inspector) device(r *StepTime, span *stepSpan) {
 		at = max(at, e.End())
 		x := interval{e.Start, e.End()}.clip(span.start, span.end)
 		busy = append(busy, x)
-		if k, ok := in.opOf[i]; !ok || in.graphs[k[0]].ops[k[1]].Phase != job.Runtime {
-			library = append(library, x)
+		if g, n := in.find(i); g == nil || g.ops[n].Phase != job.Runtime {
+			own = append(own, x)
 		}
 	}
 	gap(span.end, -1)
-	all, own := total(union(busy)), total(union(library))
-	r.Computation, r.Copies = us(own), us(all-own)
+	all, computing := total(union(busy)), total(union(own))
+	r.Computation, r.Copies = us(computing), us(all-computing)
+}
+
+// reach is how many events before a step's first are looked at for one that
+// still runs: on several streams the order of starts is not that of ends.
+const reach = 64
+
+// find is the op of a device event; nil if it is none of this step or the one
+// before.
+func (in *inspector) find(event int32) (*graph, int32) {
+	for k, ops := range in.opOf {
+		if n, ok := ops[event]; ok {
+			return in.graphs[k], n
+		}
+	}
+	return nil, 0
 }
 
 // carried is the collective that an op carried.
@@ -296,23 +314,22 @@ func (in *inspector) carried(g *graph, op int32) int32 {
 	return -1
 }
 
-// buckets are the gradient collectives of the steps that have as many as most.
-func (in *inspector) buckets() []BucketTime {
+// bucketTimes are of the steps that have as many gradient collectives as most.
+func (in *inspector) bucketTimes() []BucketTime {
 	v := in.v
-	steps := map[int][]int{} // by number of buckets
+	steps := map[int][][]bucket{} // by number of buckets
 	most := 0
-	for s, g := range in.graphs {
-		n := len(g.passes.buckets)
-		steps[n] = append(steps[n], s)
-		if len(steps[n]) > len(steps[most]) {
+	for _, b := range in.buckets {
+		n := len(b)
+		if steps[n] = append(steps[n], b); len(steps[n]) > len(steps[most]) {
 			most = n
 		}
 	}
 	out := make([]BucketTime, most)
 	for k := range out {
 		var times, exposed []float64
-		for _, s := range steps[most] {
-			b := &in.graphs[s].passes.buckets[k]
+		for _, buckets := range steps[most] {
+			b := &buckets[k]
 			c := &v.collectives[b.collective]
 			out[k].Bytes, out[k].Tensors = c.bytes(), len(b.grads)
 			if c.transfer >= 0 {

@@ -53,11 +53,11 @@ func (t *Trace) Job(o JobOptions) (*job.Job, error) {
 	}
 	d := &deriver{v: v, o: o}
 	if o.Step > 0 {
-		d.same = []*graph{v.graphOf(o.Step - 1)}
+		d.g = v.graphOf(o.Step - 1)
+		d.samples = []sample{v.sampleOf(d.g)}
 	} else {
 		d.align()
 	}
-	d.g = d.same[0]
 	d.p = d.g.passes
 	d.notes = append(d.notes, d.p.notes...)
 	return d.derive()
@@ -106,13 +106,39 @@ func (v *view) checkParallel() error {
 
 // deriver makes the job.
 type deriver struct {
-	v     *view
-	o     JobOptions
-	g     *graph   // whose structure the job has
-	p     *passes  // g's
-	same  []*graph // steps with that structure, g the first
-	notes []string
-	job   *job.Job
+	v       *view
+	o       JobOptions
+	g       *graph   // whose structure the job has
+	p       *passes  // g's
+	samples []sample // of the steps with that structure, g's first
+	notes   []string
+	job     *job.Job
+}
+
+// sample is the times of one step, in microseconds.
+type sample struct {
+	ops, collectives []float64
+	sampling         int // see graph
+}
+
+func (v *view) sampleOf(g *graph) sample {
+	s := sample{ops: make([]float64, len(g.ops)), collectives: make([]float64, len(g.collectives)), sampling: g.sampling}
+	for n := range g.ops {
+		s.ops[n] = g.ops[n].Time / 1e3
+	}
+	for n := range g.collectives {
+		s.collectives[n] = us(g.collectives[n].end - g.collectives[n].start)
+	}
+	return s
+}
+
+// median is the median over the samples of one of their times.
+func (d *deriver) median(of func(*sample) float64) float64 {
+	times := make([]float64, len(d.samples))
+	for k := range d.samples {
+		times[k] = of(&d.samples[k])
+	}
+	return median(times)
 }
 
 func (d *deriver) note(format string, args ...any) {
@@ -123,25 +149,28 @@ func (d *deriver) note(format string, args ...any) {
 
 // align finds the structure that most steps have.
 func (d *deriver) align() {
-	var groups [][]*graph
-	numbers := map[*graph]int{}
+	type group struct {
+		first   *graph
+		samples []sample
+		steps   []string
+	}
+	var groups []*group
 	for s := range d.v.steps {
 		g := d.v.graphOf(s)
-		numbers[g] = d.v.steps[s].number
-		k := slices.IndexFunc(groups, func(x []*graph) bool { return d.v.sameStructure(x[0], g) })
+		k := slices.IndexFunc(groups, func(x *group) bool { return d.v.sameStructure(x.first, g) })
 		if k < 0 {
 			k = len(groups)
-			groups = append(groups, nil)
+			groups = append(groups, &group{first: g})
 		}
-		groups[k] = append(groups[k], g)
+		groups[k].samples = append(groups[k].samples, d.v.sampleOf(g))
+		groups[k].steps = append(groups[k].steps, fmt.Sprint(d.v.steps[s].number))
 	}
-	d.same = slices.MaxFunc(groups, func(a, b []*graph) int { return cmp.Compare(len(a), len(b)) })
+	most := slices.MaxFunc(groups, func(a, b *group) int { return cmp.Compare(len(a.steps), len(b.steps)) })
+	d.g, d.samples = most.first, most.samples
 	var others []string
 	for _, g := range groups {
-		for _, x := range g {
-			if x != d.same[0] && g[0] != d.same[0] {
-				others = append(others, fmt.Sprint(numbers[x]))
-			}
+		if g != most {
+			others = append(others, g.steps...)
 		}
 	}
 	if len(others) > 0 {
@@ -187,14 +216,10 @@ func (d *deriver) derive() (*job.Job, error) {
 // addOps takes the ops, each with the median of its times.
 func (d *deriver) addOps() {
 	d.job.Ops = make([]job.Op, len(d.g.ops))
-	times := make([]float64, len(d.same))
 	for n := range d.g.ops {
 		o := &d.job.Ops[n]
 		*o = d.g.ops[n].Op
-		for k, g := range d.same {
-			times[k] = g.ops[n].Time
-		}
-		o.Time = median(times) / 1e3
+		o.Time = d.median(func(s *sample) float64 { return s.ops[n] })
 		o.Name = d.v.opName(&d.g.ops[n])
 	}
 }
@@ -256,16 +281,13 @@ func (d *deriver) addCollectives() {
 		if x.gradient {
 			continue
 		}
-		times := make([]float64, len(d.same))
-		for k, g := range d.same {
-			times[k] = us(g.collectives[n].end - g.collectives[n].start)
-		}
 		kind := x.kind
 		if kind == "barrier" {
 			kind = "all-reduce"
 		}
 		d.job.Collectives = append(d.job.Collectives, job.Collective{
-			Name: strings.TrimSuffix(d.v.name(x.issue), "_"), Kind: kind, Bytes: x.bytes(), Time: median(times),
+			Name: strings.TrimSuffix(d.v.name(x.issue), "_"), Kind: kind, Bytes: x.bytes(),
+			Time:  d.median(func(s *sample) float64 { return s.collectives[n] }),
 			After: ascending(c.after), Before: ascending(c.before),
 		})
 	}
@@ -328,8 +350,8 @@ func (d *deriver) remark() {
 		d.note("recorded NCCL times include waiting for the other ranks: they fit no cost curve")
 	}
 	sampling := 0
-	for _, g := range d.same {
-		sampling += g.sampling
+	for k := range d.samples {
+		sampling += d.samples[k].sampling
 	}
 	if sampling > 0 {
 		d.note("dropped: %d host syncs by which DDP samples its own timers (CudaTimer, at the start of forward)", sampling)

@@ -419,9 +419,10 @@ func (v *view) findBuckets(step int, p *passes) {
 		at[p.grads[n].eval] = int32(n)
 	}
 	next := int32(0)
-	for c := range v.collectives {
+	from, to := v.collectivesOf(step)
+	for c := from; c < to; c++ {
 		x := &v.collectives[c]
-		if !x.gradient || int(x.step) != step {
+		if !x.gradient {
 			continue
 		}
 		b := bucket{collective: int32(c)}

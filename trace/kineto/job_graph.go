@@ -177,14 +177,13 @@ func (v *view) graphOf(step int) *graph {
 	for n := range p.grads {
 		b.gradOf[p.grads[n].eval] = int32(n)
 	}
-	for c := range v.collectives {
-		if int(v.collectives[c].step) == step {
-			x := gcollective{id: int32(c), op: -1}
-			if e := v.collectives[c].transfer; e >= 0 {
-				x.start, x.end = v.event(e).Start, v.event(e).End()
-			}
-			g.collectives = append(g.collectives, x)
+	from, to := v.collectivesOf(step)
+	for c := from; c < to; c++ {
+		x := gcollective{id: int32(c), op: -1}
+		if e := v.collectives[c].transfer; e >= 0 {
+			x.start, x.end = v.event(e).Start, v.event(e).End()
 		}
+		g.collectives = append(g.collectives, x)
 	}
 	b.planCopies()
 	b.planWaits(s)

@@ -216,6 +216,7 @@ func (v *view) findRows(mainRow uint16) {
 		}
 	}
 	slot := slices.Repeat([]int{-1}, len(rows))
+	counts := make([]int, len(rows))
 	for i, r := range hosts {
 		name := "host"
 		if i > 0 {
@@ -224,6 +225,14 @@ func (v *view) findRows(mainRow uint16) {
 		add(v.lane, r, job.Host, name)
 		slot[r] = i
 		v.threads = append(v.threads, thread{row: uint16(r)})
+	}
+	for i := range v.t.Events {
+		counts[v.t.Events[i].Row]++
+	}
+	for r, s := range slot {
+		if s >= 0 {
+			v.threads[s].events = make([]int32, 0, counts[r])
+		}
 	}
 	for i := range v.t.Events {
 		e := &v.t.Events[i]
