@@ -79,6 +79,40 @@ func TestAddCollectivesPeriod(t *testing.T) {
 	}
 }
 
+// The order of the plan's own transfers stays, whatever their times: a is sent
+// first and released at 6, so nothing behind it goes sooner.
+func TestAddCollectivesKeepsOrder(t *testing.T) {
+	j := parseJob(collectiveJob).Job
+	p := New(j, "test", "eth0")
+	for k := range 3 {
+		p.AllReduce(0, WholeTensors(j, job.TensorID(k)))
+	}
+	if err := p.AddCollectives(j); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"c1@0", "c2@0", "c3@0", "b0", "b1", "b2", "c0@0"}
+	if got := sent(p.Programs[0]); !slices.Equal(got, want) {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+}
+
+// Where ops take no time, all is released at once; what stands behind the
+// barrier still comes last, or it would hold up what the barrier waits for.
+func TestAddCollectivesNoTime(t *testing.T) {
+	j := parseJob(collectiveJob).Job
+	for o := range j.Ops {
+		j.Ops[o].Time = 0
+	}
+	p := New(j, "test", "eth0")
+	p.AllReduce(0, WholeTensors(j, 2, 1, 0))
+	if err := p.AddCollectives(j); err != nil {
+		t.Fatal(err)
+	}
+	if err := Check(p, j, DefaultLimits).Err(); err != nil {
+		t.Errorf("%v: %v", sent(p.Programs[0]), err)
+	}
+}
+
 func TestAddCollectivesNeedsLink(t *testing.T) {
 	j := parseJob(collectiveJob).Job
 	if err := New(j, "test").AddCollectives(j); err == nil {
