@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -389,6 +390,16 @@ func TestSharedJob(t *testing.T) {
 	if !slices.Equal(sizes, resnet50Sizes()) {
 		t.Errorf("sizes %v, want %v", sizes, resnet50Sizes())
 	}
+	// An op that creates no node shows the number of the next: batch norm's
+	// counter, an add_, that of the batch norm.
+	kinds := map[string]int{}
+	for _, x := range j.Tensors {
+		kind, _, _ := strings.Cut(x.Name, ".")
+		kinds[kind]++
+	}
+	if want := map[string]int{"conv2d": 53, "batch_norm": 2 * 53, "linear": 2}; !maps.Equal(kinds, want) {
+		t.Errorf("read by %v, want %v", kinds, want)
+	}
 	// As in the oracle of papers/overlap-scheduling.md, section 2.
 	var tensors, bytes []int
 	for _, b := range j.Recorded.Buckets {
@@ -741,4 +752,53 @@ func TestMatchSizes(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A synchronous all-reduce outside the hand-over, as SyncBatchNorm has, while a
+// bucket is under way: the wait that follows is for it, the next for the bucket.
+func TestPlainCollectiveIsWaitedForFirst(t *testing.T) {
+	f := gpu()
+	f.add(autogradRow, 191, 194, "c10d::allreduce_", more{})
+	f.add(autogradRow, 192, 193, "cudaLaunchKernel", more{cat: Runtime, corr: 8})
+	f.add(ncclRow, 400, 401, "ncclKernel_AllReduce(x)", more{cat: Kernel, corr: 8, elements: 1})
+	f.add(autogradRow, 196, 197, "cudaLaunchKernel", more{cat: Runtime, corr: 9})
+	f.add(streamRow, 401, 402, "kernel", more{cat: Kernel, corr: 9})
+	f.add(autogradRow, 198, 199, "cudaStreamWaitEvent", more{cat: Runtime, corr: 103})
+	j, err := f.done().Job(JobOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bucket := j.Recorded.Buckets[0].Op
+	if len(j.Collectives) != 1 || len(j.Collectives[0].Before) != 1 {
+		t.Fatalf("collectives %+v", j.Collectives)
+	}
+	c := j.Collectives[0]
+	if next := &j.Ops[c.Before[0]]; c.Bytes != 4 || next.Time != 1 || slices.Contains(next.Deps, bucket) {
+		t.Errorf("the collective of %d bytes is waited for by %s", c.Bytes, line(j, int(c.Before[0])))
+	}
+	for n := range j.Ops {
+		if o := &j.Ops[n]; slices.Contains(o.Deps, bucket) && o.Role != job.CopyOut {
+			t.Errorf("the bucket is waited for by %s", line(j, n))
+		}
+	}
+}
+
+// DDP reads its timers now and then: two syncs, then the time between them. The
+// syncs take 8 us of the first op's 30.
+func TestSampledTimers(t *testing.T) {
+	f := gpu()
+	f.add(mainRow, 1, 60, "DistributedDataParallel.forward", more{})
+	f.add(mainRow, 2, 7, "cudaEventSynchronize", more{cat: Runtime, corr: 110})
+	f.add(mainRow, 7, 10, "cudaEventSynchronize", more{cat: Runtime, corr: 111})
+	f.add(mainRow, 11, 12, "cudaEventElapsedTime", more{cat: Runtime, corr: 112})
+	j, err := f.done().Job(JobOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := line(j, 0); got != "host forward 0 22 aten::mm" {
+		t.Errorf("first op: %s", got)
+	}
+	if want := "dropped: 2 host syncs"; !strings.Contains(strings.Join(j.Notes, "\n"), want) {
+		t.Errorf("notes %q lack %q", j.Notes, want)
+	}
 }
