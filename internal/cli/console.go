@@ -39,8 +39,10 @@ func (c *Console) WriteFile(ctx context.Context, name string, write func(io.Writ
 	return atomicfile.Write(ctx, name, write)
 }
 
-// patience is how long work runs before it shows how far it is.
-const patience = time.Second
+const (
+	patience = time.Second            // how long work runs before it shows how far it is
+	tick     = 100 * time.Millisecond // how often it does, at most
+)
 
 // bar shows how far work is, of total (-1: unknown). It stays hidden for the
 // first second, and where there is no terminal.
@@ -49,7 +51,8 @@ func (c *Console) bar(what string, total int64, more ...progressbar.Option) *pro
 		progressbar.OptionSetWriter(c.Err),
 		progressbar.OptionSetDescription(what),
 		progressbar.OptionSetWidth(30),
-		progressbar.OptionThrottle(100 * time.Millisecond),
+		progressbar.OptionThrottle(tick),
+		progressbar.OptionSetSpinnerChangeInterval(0), // no goroutine of its own
 		progressbar.OptionClearOnFinish(),
 	}, more...)
 	return progressbar.NewOptions64(total, options...)
@@ -84,17 +87,30 @@ func (c *Console) Spin(what string, work func() error) error {
 	if !c.Progress {
 		return work()
 	}
-	var bar *progressbar.ProgressBar
-	shown := make(chan struct{})
-	timer := time.AfterFunc(patience, func() {
-		bar = c.bar(what, -1)
-		close(shown)
-	})
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		select {
+		case <-stop:
+			return
+		case <-time.After(patience):
+		}
+		bar := c.bar(what, -1)
+		defer bar.Finish()
+		tick := time.NewTicker(tick)
+		defer tick.Stop()
+		for {
+			bar.Add(1)
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+			}
+		}
+	}()
 	err := work()
-	if !timer.Stop() {
-		<-shown
-		bar.Finish()
-	}
+	close(stop)
+	<-stopped
 	return err
 }
 

@@ -44,7 +44,9 @@ func (c *Console) read(ctx context.Context, name string, f func(io.Reader) error
 		m.r = file
 	}
 	if m.size < 0 {
-		m.r = interruptible(ctx, m.r)
+		pipe := interruptible(ctx, m.r)
+		defer pipe.Close()
+		m.r = pipe
 	}
 	var r io.Reader = m
 	if !c.Progress {
@@ -55,9 +57,9 @@ func (c *Console) read(ctx context.Context, name string, f func(io.Reader) error
 }
 
 // interruptible makes a reader that may wait for long give up when ctx ends.
-func interruptible(ctx context.Context, r io.Reader) io.Reader {
+func interruptible(ctx context.Context, r io.Reader) *io.PipeReader {
 	out, in := io.Pipe()
-	context.AfterFunc(ctx, func() { out.CloseWithError(context.Cause(ctx)) })
+	context.AfterFunc(ctx, func() { in.CloseWithError(context.Cause(ctx)) })
 	go func() {
 		_, err := io.Copy(in, r)
 		in.CloseWithError(err)
