@@ -125,7 +125,9 @@ func compile(j *job.Job, c *cluster.Cluster, p *plan.Plan) (*program, error) {
 		return nil, err
 	}
 	b.collectives(p)
-	b.updates(p)
+	if err := b.updates(p); err != nil {
+		return nil, err
+	}
 	return b.finish(), nil
 }
 
@@ -190,10 +192,18 @@ func newBuilder(j *job.Job, period int, name string) *builder {
 		}
 	}
 	b.producers = make([]int32, len(j.Tensors))
+	produces := func(o job.OpID, k job.TensorID) {
+		b.grads[o] = append(b.grads[o], k)
+		b.producers[k]++
+	}
 	for k := range j.Tensors {
 		for _, o := range j.Tensors[k].Producers {
-			b.grads[o] = append(b.grads[o], int32(k))
-			b.producers[k]++
+			produces(o, job.TensorID(k))
+		}
+	}
+	for o := range j.Ops { // a kept copy into the bucket makes the gradient ready
+		if j.Ops[o].Role == job.CopyIn {
+			produces(job.OpID(o), j.Ops[o].Tensor)
 		}
 	}
 	return b
@@ -363,7 +373,7 @@ func (b *builder) collectives(p *plan.Plan) {
 // updates places the update ops. An AtStep update runs where the job's update
 // ops stand, behind the barrier; in iterations that apply nothing these ops
 // take no time. An AtRead update becomes an op in front of the tensor's first reader.
-func (b *builder) updates(p *plan.Plan) {
+func (b *builder) updates(p *plan.Plan) error {
 	share := b.updateShares()
 	for place := range b.period {
 		for o := range b.job.Ops {
@@ -398,13 +408,16 @@ func (b *builder) updates(p *plan.Plan) {
 			if next {
 				n, place = b.at(u.Iteration + 1)
 			}
-			refs := b.carried(p, carriers, u.Generation, tensors, -n)
+			refs := b.carried(p, carriers, u.Generation, allTensors(len(b.job.Tensors)), -n)
 			for _, o := range barrier {
 				b.waits[place][o] = append(b.waits[place][o], refs...)
 			}
 		case plan.AtRead:
 			n, place := b.at(u.Iteration + 1)
 			for _, k := range tensors {
+				if len(b.job.Tensors[k].Readers) == 0 {
+					return fmt.Errorf("the plan updates tensor %s when it is read, and the job does not say which op reads it: update it at the step", b.job.Tensors[k].Name)
+				}
 				o, ok := readers[k]
 				if !ok {
 					o = b.readUpdate(k)
@@ -417,6 +430,7 @@ func (b *builder) updates(p *plan.Plan) {
 			}
 		}
 	}
+	return nil
 }
 
 // copiesOut lists the ops that copy these tensors' reduced gradients out of
