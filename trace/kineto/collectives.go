@@ -95,7 +95,8 @@ func (v *view) collectivesOf(step int) (from, to int) {
 		n, _ := slices.BinarySearchFunc(v.collectives, t, func(c collective, t int64) int { return cmp.Compare(v.event(c.issue).Start, t) })
 		return n
 	}
-	return at(v.steps[step].start), at(v.steps[step].end)
+	from = at(v.steps[step].start)
+	return from, max(from, at(v.steps[step].end))
 }
 
 // findIssues adds the collectives that a thread issues.

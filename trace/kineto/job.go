@@ -208,7 +208,7 @@ func (d *deriver) derive() (*job.Job, error) {
 	d.remark()
 	d.job.Notes = d.notes
 	if err := d.job.Validate(); err != nil {
-		return nil, fmt.Errorf("%s: the trace gives no valid job: %w", v.t.Name, err)
+		return nil, &Error{Name: v.t.Name, Offset: -1, Msg: "the trace gives no valid job: " + err.Error(), Err: err}
 	}
 	return d.job, nil
 }

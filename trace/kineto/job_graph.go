@@ -242,18 +242,21 @@ func (b *builder) planWaits(s *stepSpan) {
 	copied, bucket, apart := 0, 0, s.start
 	for n := range b.collectives {
 		c := &v.collectives[b.collectives[n].id]
+		before := copied
+		if c.gradient {
+			copied += len(p.buckets[bucket].grads)
+			bucket++
+		}
 		if c.transfer < 0 || v.event(c.transfer).Cat.Device() {
 			continue
 		}
 		at := int32(-1)
-		if c.gradient {
+		if c.gradient && len(p.runs) > 0 {
 			from := p.runs[len(p.runs)-1].end
-			if 0 < copied && copied <= len(p.copies) {
-				from = v.event(p.copies[copied-1]).End()
+			if 0 < before && before <= len(p.copies) {
+				from = v.event(p.copies[before-1]).End()
 			}
 			at = after(from, 0)
-			copied += len(p.buckets[bucket].grads)
-			bucket++
 		} else if at = after(max(v.event(c.issue).End(), apart), isUnflatten); at >= 0 {
 			apart = v.event(at).Start + 1
 		} else if end := v.event(c.transfer).End(); v.idle(events, end) {
@@ -493,7 +496,7 @@ func (b *builder) close(i int32, at int64) {
 	}
 	if v.is(i, isHandOver) && b.grad >= 0 && b.p.grads[b.grad].handOver == i {
 		b.best = v.outer[i]
-		b.handOver[b.grad] = b.cut(at)
+		b.handOver[b.grad] = b.handedOver(at)
 		b.role = job.Library
 		if b.p.grads[b.grad].bucket >= 0 && len(b.p.copies) > 0 {
 			b.role = job.CopyIn
@@ -504,7 +507,7 @@ func (b *builder) close(i int32, at int64) {
 	}
 	if n, ok := b.gradOf[i]; ok {
 		if b.p.grads[n].handOver == i {
-			b.handOver[n] = b.cut(at) // an evaluation of which no part was recorded
+			b.handOver[n] = b.handedOver(at) // an evaluation of which no part was recorded
 		} else {
 			b.soft(at)
 		}
@@ -546,6 +549,16 @@ func (b *builder) close(i int32, at int64) {
 		b.soft(at)
 		b.phase, b.micro = b.between()
 	}
+}
+
+// handedOver ends the op that hands a gradient over; it is backward whatever is
+// around it.
+func (b *builder) handedOver(at int64) int32 {
+	phase := b.phase
+	b.phase, b.role = job.Backward, job.NoRole
+	n := b.cut(at)
+	b.phase = phase
+	return n
 }
 
 // between is the phase outside backward passes and optimizer.
@@ -705,6 +718,9 @@ func (b *builder) launch(i int32, at int64, launched []int32) {
 			continue
 		}
 		lane := v.lane[row]
+		if lane < 0 { // a collective that another launch has claimed
+			continue
+		}
 		o := gop{from: v.outer[i], event: d, start: e.Start, end: e.End(), optimizer: v.under(i, isOptimizer) >= 0}
 		o.Lane, o.Time = lane, float64(e.Dur)
 		b.label(&o)

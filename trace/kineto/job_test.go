@@ -802,3 +802,58 @@ func TestSampledTimers(t *testing.T) {
 		t.Errorf("notes %q lack %q", j.Notes, want)
 	}
 }
+
+// Whatever a trace holds, it gives a valid job or an error, and can be inspected
+// if it has steps.
+func TestMangledTraces(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		tr := []func() *Trace{
+			func() *Trace { return tied(2) },
+			func() *Trace { return gpu().done() },
+		}[rapid.IntRange(0, 1).Draw(t, "trace")]()
+		for range rapid.IntRange(0, 12).Draw(t, "changes") {
+			k := rapid.IntRange(0, len(tr.Events)-1).Draw(t, "event")
+			e := &tr.Events[k]
+			switch rapid.IntRange(0, 7).Draw(t, "change") {
+			case 0:
+				e.Name = uint32(rapid.IntRange(0, len(tr.Names)-1).Draw(t, "name"))
+			case 1:
+				e.Row = uint16(rapid.IntRange(0, len(tr.Rows)-1).Draw(t, "row"))
+			case 2:
+				e.Start += rapid.Int64Range(-300_000, 300_000).Draw(t, "shift")
+			case 3:
+				e.Dur = rapid.Int64Range(0, 500_000).Draw(t, "duration")
+			case 4:
+				e.Corr = uint32(rapid.IntRange(0, 8).Draw(t, "correlation"))
+			case 5:
+				e.Seq = int32(rapid.IntRange(-1, 13).Draw(t, "sequence"))
+			case 6:
+				e.Extra = int32(rapid.IntRange(-1, len(tr.Extras)-1).Draw(t, "extra"))
+			case 7:
+				e.Cat = Category(rapid.IntRange(0, int(Record)).Draw(t, "category"))
+			}
+		}
+		tr = (&fake{tr}).done()
+		if j, err := tr.Job(JobOptions{}); err == nil {
+			if err := j.Validate(); err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := j.Schedule(); err != nil {
+				t.Fatal(err)
+			}
+		} else if e := new(Error); !errors.As(err, &e) {
+			t.Fatalf("not an *Error: %v", err)
+		}
+		x, err := tr.Inspect()
+		if err != nil {
+			return
+		}
+		for _, s := range x.Steps {
+			for _, p := range s.columns() {
+				if !(*p >= 0) {
+					t.Fatalf("negative time in %+v", s)
+				}
+			}
+		}
+	})
+}

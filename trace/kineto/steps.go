@@ -297,7 +297,8 @@ func (v *view) within(th *thread, from, to int64) []int32 {
 		n, _ := slices.BinarySearchFunc(th.events, t, func(i int32, t int64) int { return cmp.Compare(v.event(i).Start, t) })
 		return n
 	}
-	return th.events[at(from):at(to)]
+	first := at(from)
+	return th.events[first:max(first, at(to))]
 }
 
 // launched lists the device events of a launch, by start.
