@@ -177,7 +177,6 @@ func (v *view) findSteps() (row uint16) {
 func (v *view) findRows(mainRow uint16) {
 	type content struct {
 		ops, transfers, nccl, device bool
-		last                         int64
 	}
 	rows := make([]content, len(v.t.Rows))
 	for i := range v.t.Events {
