@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"bytes"
+	"fmt"
 	"math"
 	"os"
 	"reflect"
@@ -79,7 +80,24 @@ func TestRoundTrip(t *testing.T) {
 	})
 }
 
+func TestAwkwardNamesReadBack(t *testing.T) {
+	for _, name := range []string{"a<<b", "<<", "<<<", `"`, `\`, "#", "- x", "true", "~", "é: 1", " "} {
+		want := Uniform(2, 1, Link{Name: name, Bandwidth: 1e9, Medium: name})
+		var b bytes.Buffer
+		if err := Write(&b, want); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := Read(&b, "c.yaml"); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%q: %+v, %v", name, got, err)
+		}
+	}
+}
+
 func TestReadErrors(t *testing.T) {
+	manyKeys := "version: 1\n"
+	for i := range 1000 {
+		manyKeys += fmt.Sprintf("k%d: 1\n", i)
+	}
 	const ok = "version: 1\nnodes: 2\nlinks:\n  - name: a\n    bandwidth: 1Gbit\n"
 	if _, err := Read(strings.NewReader(ok), "c.yaml"); err != nil {
 		t.Fatal(err)
@@ -119,6 +137,9 @@ func TestReadErrors(t *testing.T) {
 		{ok + "seed: &x 3\n", `c.yaml:6:7: "&": Anchor is not part of a cluster file`},
 		{"a:\n  <<: b\n", "c.yaml:2: merge keys (<<) are not part of a cluster file"},
 		{"[[[[[[[[", "c.yaml:1:5: nested too deep for a cluster file"},
+		{"- - - - - a", "c.yaml:1:9: nested too deep for a cluster file"},
+		{"a: b: c: d: e: f", "c.yaml:1:14: nested too deep for a cluster file"},
+		{manyKeys, "c.yaml:102:1: \"k100\": too many unknown keys for a cluster file"},
 		{"version: 1\n  nodes: 2\n", "c.yaml:1:10: mapping value is not allowed in this context"},
 		{strings.Repeat("#", maxFile+1), "c.yaml: larger than 1048576 bytes, the most that a cluster file may have"},
 	} {

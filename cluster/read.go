@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -83,15 +84,15 @@ var allowed = map[token.Type]bool{
 
 // parse is the root node of a file of one document.
 func (d *decoder) parse(text string) (ast.Node, error) {
-	// The lexer and the parser are quadratic in merge keys and in depth; the
-	// format has neither.
+	// The lexer and the parser are quadratic in merge keys, in depth and in the
+	// keys of a mapping; the format has none of the first and few of the others.
 	if i := strings.Index(text, "<<"); i >= 0 {
 		return nil, fmt.Errorf("%s:%d: merge keys (<<) are not part of a cluster file", d.file, 1+strings.Count(text[:i], "\n"))
 	}
 	tokens := lexer.Tokenize(text)
-	const deepest = 4
-	depth, line, opened := 0, 0, 0
-	for _, t := range tokens {
+	const deepest, strangest = 4, 100
+	depth, line, opened, strange := 0, 0, 0, 0
+	for i, t := range tokens {
 		if !allowed[t.Type] {
 			return nil, d.errorf(t, "", "%q: %v is not part of a cluster file", t.Value, t.Type)
 		}
@@ -109,9 +110,15 @@ func (d *decoder) parse(text string) (ast.Node, error) {
 			if depth <= 0 {
 				opened++
 			}
+			if i > 0 && !keys[tokens[i-1].Value] {
+				strange++
+			}
 		}
-		if depth > deepest || opened > deepest || t.Position.IndentLevel > 4*deepest {
+		if depth > deepest || opened > deepest {
 			return nil, d.errorf(t, "", "nested too deep for a cluster file")
+		}
+		if strange > strangest {
+			return nil, d.errorf(tokens[i-1], "", "%q: too many unknown keys for a cluster file", tokens[i-1].Value)
 		}
 	}
 	file, err := parser.Parse(tokens, 0)
@@ -186,6 +193,14 @@ type field[T any] struct {
 	read     func(d *decoder, n ast.Node, path string, t *T) error
 }
 
+func names[T any](fields []field[T]) []string {
+	out := make([]string, len(fields))
+	for i, f := range fields {
+		out[i] = f.key
+	}
+	return out
+}
+
 // decode reads a mapping.
 func decode[T any](d *decoder, n ast.Node, path string, fields []field[T], t *T) error {
 	var entries []*ast.MappingValueNode
@@ -218,11 +233,7 @@ next:
 			}
 			continue next
 		}
-		known := make([]string, len(fields))
-		for i, f := range fields {
-			known[i] = f.key
-		}
-		return d.errorf(key, "", "unknown key %q%s", path+key.Value, near.Hint(key.Value, known))
+		return d.errorf(key, "", "unknown key %q%s", path+key.Value, near.Hint(key.Value, names(fields)))
 	}
 	for _, f := range fields {
 		if f.required && !given[f.key] {
@@ -330,6 +341,15 @@ var (
 		scalar("jitter", false, parseNumber, func(w *Worker) *float64 { return &w.Jitter }),
 	}
 )
+
+// keys are all keys of the format.
+var keys = func() map[string]bool {
+	m := map[string]bool{}
+	for _, k := range slices.Concat(names(fileFields), names(linkFields), names(pointFields), names(serverFields), names(workerFields)) {
+		m[k] = true
+	}
+	return m
+}()
 
 // asTheRest is a worker before its own values are read. No value of a file is
 // NaN: Read puts the cluster's in its place.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 )
 
 // Write writes a valid cluster as a file that [Read] reads back equal.
@@ -16,13 +17,13 @@ func Write(w io.Writer, c *Cluster) error {
 	fmt.Fprintf(&b, "version: %d\nnodes: %d\nper-node: %d\nlinks:\n", Version, c.Nodes, c.PerNode)
 	for i := range c.Links {
 		l := &c.Links[i]
-		fmt.Fprintf(&b, "  - name: %q\n", l.Name)
+		fmt.Fprintf(&b, "  - name: %s\n", quote(l.Name))
 		if l.Bandwidth > 0 {
 			fmt.Fprintf(&b, "    bandwidth: %s\n", formatBandwidth(l.Bandwidth))
 		}
 		fmt.Fprintf(&b, "    latency: %s\n    algorithm: %v\n", formatTime(l.Latency), l.Algorithm)
 		if l.Medium != "" {
-			fmt.Fprintf(&b, "    medium: %q\n", l.Medium)
+			fmt.Fprintf(&b, "    medium: %s\n", quote(l.Medium))
 		}
 		if len(l.Curve) > 0 {
 			b.WriteString("    curve:\n")
@@ -34,7 +35,7 @@ func Write(w io.Writer, c *Cluster) error {
 	if l := c.Inside; l != nil {
 		b.WriteString("inside:\n")
 		if l.Name != "" {
-			fmt.Fprintf(&b, "  name: %q\n", l.Name)
+			fmt.Fprintf(&b, "  name: %s\n", quote(l.Name))
 		}
 		fmt.Fprintf(&b, "  bandwidth: %s\n  latency: %s\n", formatBandwidth(l.Bandwidth), formatTime(l.Latency))
 	}
@@ -56,6 +57,11 @@ func Write(w io.Writer, c *Cluster) error {
 	}
 	_, err := w.Write(b.Bytes())
 	return err
+}
+
+// quote writes a name so that it never looks like a merge key.
+func quote(name string) string {
+	return strings.ReplaceAll(strconv.Quote(name), "<<", `<\x3c`)
 }
 
 func number(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
