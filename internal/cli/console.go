@@ -44,67 +44,63 @@ const (
 	tick     = 100 * time.Millisecond // how often it does, at most
 )
 
-// bar shows how far work is, of total (-1: unknown). It stays hidden for the
-// first second, and where there is no terminal.
+// bar shows how far work is, of total (-1: unknown). Nothing is seen of it for
+// the first second, nor where there is no terminal.
 func (c *Console) bar(what string, total int64, more ...progressbar.Option) *progressbar.ProgressBar {
-	options := append([]progressbar.Option{
-		progressbar.OptionSetWriter(c.Err),
+	var out io.Writer = io.Discard
+	if c.Progress {
+		out = &late{c.Err, time.Now().Add(patience)}
+	}
+	return progressbar.NewOptions64(total, append([]progressbar.Option{
+		progressbar.OptionSetWriter(out),
 		progressbar.OptionSetDescription(what),
 		progressbar.OptionSetWidth(30),
 		progressbar.OptionThrottle(tick),
 		progressbar.OptionSetSpinnerChangeInterval(0), // no goroutine of its own
 		progressbar.OptionClearOnFinish(),
-	}, more...)
-	return progressbar.NewOptions64(total, options...)
+	}, more...)...)
+}
+
+// late drops what is written before a time.
+type late struct {
+	w    io.Writer
+	from time.Time
+}
+
+func (l *late) Write(p []byte) (int, error) {
+	if time.Now().Before(l.from) {
+		return len(p), nil
+	}
+	return l.w.Write(p)
 }
 
 // Track shows how far work is while it runs: work calls done with the parts done
 // so far, from one goroutine at a time.
 func (c *Console) Track(what string, work func(done func(done, total int)) error) error {
-	if !c.Progress {
-		return work(func(int, int) {})
-	}
-	start := time.Now()
-	var bar *progressbar.ProgressBar
-	err := work(func(done, total int) {
-		if time.Since(start) < patience {
-			return
-		}
-		if bar == nil {
-			bar = c.bar(what, int64(total))
-		}
+	bar := c.bar(what, 1)
+	defer bar.Finish()
+	return work(func(done, total int) {
+		bar.ChangeMax(total)
 		bar.Set(done)
 	})
-	if bar != nil {
-		bar.Finish()
-	}
-	return err
 }
 
 // Spin shows that work is going on while it runs, where there is no telling how
 // far it is.
 func (c *Console) Spin(what string, work func() error) error {
-	if !c.Progress {
-		return work()
-	}
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
-		select {
-		case <-stop:
-			return
-		case <-time.After(patience):
-		}
 		bar := c.bar(what, -1)
 		defer bar.Finish()
-		tick := time.NewTicker(tick)
-		defer tick.Stop()
+		ticker := time.NewTicker(tick)
+		defer ticker.Stop()
 		for {
-			bar.Add(1)
 			select {
 			case <-stop:
 				return
-			case <-tick.C:
+			case <-ticker.C:
+				bar.Add(1)
 			}
 		}
 	}()
@@ -114,32 +110,9 @@ func (c *Console) Spin(what string, work func() error) error {
 	return err
 }
 
-// meter shows how much of a file has been read.
-type meter struct {
-	c     *Console
-	r     io.Reader
-	what  string
-	size  int64 // -1: unknown
-	start time.Time
-	read  int64
-	bar   *progressbar.ProgressBar
-}
-
-func (m *meter) Read(p []byte) (int, error) {
-	n, err := m.r.Read(p)
-	m.read += int64(n)
-	if m.bar == nil && time.Since(m.start) >= patience {
-		m.bar = m.c.bar(m.what, m.size, progressbar.OptionShowBytes(true))
-	}
-	if m.bar != nil {
-		m.bar.Set64(m.read)
-	}
-	return n, err
-}
-
-// finish clears the bar.
-func (m *meter) finish() {
-	if m.bar != nil {
-		m.bar.Finish()
-	}
+// meter makes a reader show how much of size bytes (-1: unknown) it has read;
+// finish clears that.
+func (c *Console) meter(what string, r io.Reader, size int64) (metered io.Reader, finish func()) {
+	bar := c.bar(what, size, progressbar.OptionShowBytes(true))
+	return io.TeeReader(r, bar), func() { bar.Finish() }
 }

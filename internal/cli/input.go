@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"time"
 
 	"github.com/go-json-experiment/json/jsontext"
 
@@ -24,7 +23,7 @@ const Stdin, Stdout = "-", "-"
 // read hands the named file to f. Reading fails once ctx ends, even while it
 // waits for a pipe, and shows how far it is.
 func (c *Console) read(ctx context.Context, name string, f func(io.Reader) error) error {
-	m := &meter{c: c, r: c.In, what: "reading " + name, size: -1, start: time.Now()}
+	r, size := c.In, int64(-1)
 	if name != Stdin {
 		file, err := os.Open(name)
 		if err != nil {
@@ -38,21 +37,18 @@ func (c *Console) read(ctx context.Context, name string, f func(io.Reader) error
 		if info.IsDir() {
 			return fmt.Errorf("%s is a directory, not a file", name)
 		}
+		r = file
 		if info.Mode().IsRegular() {
-			m.size = info.Size()
+			size = info.Size()
 		}
-		m.r = file
 	}
-	if m.size < 0 {
-		pipe := interruptible(ctx, m.r)
+	if size < 0 {
+		pipe := interruptible(ctx, r)
 		defer pipe.Close()
-		m.r = pipe
+		r = pipe
 	}
-	var r io.Reader = m
-	if !c.Progress {
-		r = m.r
-	}
-	defer m.finish()
+	r, finish := c.meter("reading "+name, r, size)
+	defer finish()
 	return f(contextReader{ctx, r})
 }
 
