@@ -13,16 +13,18 @@ from torch.nn import functional as F
 class BasicBlock(nn.Module):
     def __init__(self, inplanes, planes, stride):
         super().__init__()
-        self.conv1 = nn.Conv2d(inplanes, planes, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(planes)
-        self.conv2 = nn.Conv2d(planes, planes, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(planes)
+        # Parameters are defined in the order of their use: traces without shapes are
+        # matched to tensors.txt in that order.
         self.downsample = None
         if stride != 1 or inplanes != planes:
             self.downsample = nn.Sequential(
                 nn.Conv2d(inplanes, planes, 1, stride, bias=False),
                 nn.BatchNorm2d(planes),
             )
+        self.conv1 = nn.Conv2d(inplanes, planes, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(planes)
+        self.conv2 = nn.Conv2d(planes, planes, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(planes)
 
     def forward(self, x):
         identity = x if self.downsample is None else self.downsample(x)
