@@ -100,12 +100,22 @@ func Run(ctx context.Context, j *job.Job, c *cluster.Cluster, o Options) (*Compa
 			r.Gap = r.Time/floor.Time - 1
 		}
 	}
+	for _, l := range c.Links {
+		if !slices.ContainsFunc(out.Rows, func(r Row) bool { return uses(r.Plan, l.Name) }) {
+			out.Notes = append(out.Notes, fmt.Sprintf("no policy uses link %s, which the bound counts", l.Name))
+		}
+	}
 	if best := out.Rows[0].Mean; j.HasDevice() && best.Idle > hostBound*best.Iteration {
 		out.Notes = append(out.Notes, fmt.Sprintf(
 			"host-bound: %.1f ms of each iteration the device waits for the host, not for the network; no schedule of communication recovers that",
 			best.Idle/1000))
 	}
 	return out, nil
+}
+
+// uses reports whether a plan transfers anything on the named link.
+func uses(p *plan.Plan, link string) bool {
+	return slices.ContainsFunc(p.Programs, func(x plan.Program) bool { return x.Link == link && len(x.Transfers) > 0 })
 }
 
 // evaluate runs the policies, as many at once as there are processors. It

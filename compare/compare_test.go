@@ -163,6 +163,23 @@ func TestNothing(t *testing.T) {
 	}
 }
 
+func TestUnusedLink(t *testing.T) {
+	j, c, o := example()
+	c.Links = append(c.Links, cluster.Link{Name: "second", Latency: 1, Bandwidth: 8e6})
+	x, err := Run(t.Context(), j, c, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "no policy uses link second, which the bound counts"; !slices.Contains(x.Notes, want) {
+		t.Errorf("notes %q lack %q", x.Notes, want)
+	}
+	for _, n := range x.Notes {
+		if strings.Contains(n, "link net") {
+			t.Errorf("note %q: it is used", n)
+		}
+	}
+}
+
 // A device that waits 10 of 20 for its host, before each op.
 func TestHostBound(t *testing.T) {
 	j := &job.Job{

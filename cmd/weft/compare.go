@@ -19,27 +19,21 @@ func newCompare(c *cli.Console) *cobra.Command {
 cluster, and ranks the results. The last row is a lower bound: no synchronous
 schedule is faster, and the gap is what a better one could still gain.`,
 		Example: `  weft compare trace.json.gz --workers 16 --link 10Gbit,25us
-  weft compare trace.json.gz --workers 16 --link 10Gbit,25us --link 100Gbit,5us
+  weft compare trace.json.gz --workers 16 --link 10Gbit,25us --bucket 5MiB
   weft compare job.json --cluster cluster.yaml --json`,
 		Args: want(1, 1, "one TRACE or JOB"),
 	}
-	var jobs cli.JobFlags
-	var clusters cli.ClusterFlags
+	var inputs cli.Flags
 	var policies cli.PolicyFlags
-	clusters.Register(cmd.Flags())
-	jobs.Register(cmd.Flags())
+	inputs.Register(cmd.Flags())
 	policies.Register(cmd.Flags())
 	asJSON := jsonFlag(cmd)
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
-		return cmp.Or(clusters.Check(cmd.Flags()), policies.Check())
+		return cmp.Or(inputs.Check(cmd.Flags()), policies.Check())
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx := cmd.Context()
-		j, err := jobs.Job(ctx, c, args[0])
-		if err != nil {
-			return err
-		}
-		on, err := clusters.Cluster(ctx, c, j)
+		j, on, err := inputs.Load(ctx, c, args[0])
 		if err != nil {
 			return err
 		}

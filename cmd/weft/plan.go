@@ -26,11 +26,9 @@ writes it to a file or, without -o, to the standard output.`,
 	}
 	cmd.AddCommand(newPlanExplain(c), newPlanCheck(c))
 
-	var jobs cli.JobFlags
-	var clusters cli.ClusterFlags
+	var inputs cli.Flags
 	var policies cli.PolicyFlags
-	clusters.Register(cmd.Flags())
-	jobs.Register(cmd.Flags())
+	inputs.Register(cmd.Flags())
 	policies.Register(cmd.Flags())
 	name := cmd.Flags().String("policy", "", "`name` of the policy; weft policies lists them")
 	cmd.RegisterFlagCompletionFunc("policy", cobra.FixedCompletions(policyNames(), cobra.ShellCompDirectiveNoFileComp))
@@ -42,15 +40,11 @@ writes it to a file or, without -o, to the standard output.`,
 			return cli.Usagef("no --policy; weft policies lists them")
 		}
 		chosen, err = all.Lookup(*name)
-		return cmp.Or(err, clusters.Check(cmd.Flags()), policies.Check())
+		return cmp.Or(err, inputs.Check(cmd.Flags()), policies.Check())
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx := cmd.Context()
-		j, err := jobs.Job(ctx, c, args[0])
-		if err != nil {
-			return err
-		}
-		on, err := clusters.Cluster(ctx, c, j)
+		j, on, err := inputs.Load(ctx, c, args[0])
 		if err != nil {
 			return err
 		}

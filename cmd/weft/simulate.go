@@ -26,10 +26,8 @@ writes the timeline as a Chrome trace, which Perfetto opens.`,
 	planFile := cmd.Flags().String("plan", "", "`file` of the plan")
 	cmd.MarkFlagRequired("job")
 	cmd.MarkFlagRequired("plan")
-	var jobs cli.JobFlags
-	var clusters cli.ClusterFlags
-	clusters.Register(cmd.Flags())
-	jobs.Register(cmd.Flags())
+	var inputs cli.Flags
+	inputs.Register(cmd.Flags())
 	iterations := cmd.Flags().Int("iterations", 0, "`number` of iterations (default: twelve periods of the plan)")
 	out := outFlag(cmd, "")
 	asJSON := jsonFlag(cmd)
@@ -37,15 +35,11 @@ writes the timeline as a Chrome trace, which Perfetto opens.`,
 		if *iterations < 0 {
 			return cli.Usagef("--iterations %d: at least 1", *iterations)
 		}
-		return clusters.Check(cmd.Flags())
+		return inputs.Check(cmd.Flags())
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx := cmd.Context()
-		j, err := jobs.Job(ctx, c, *jobFile)
-		if err != nil {
-			return err
-		}
-		on, err := clusters.Cluster(ctx, c, j)
+		j, on, err := inputs.Load(ctx, c, *jobFile)
 		if err != nil {
 			return err
 		}

@@ -110,6 +110,28 @@ func (f *ClusterFlags) Cluster(ctx context.Context, c *Console, j *job.Job) (*cl
 	return out, Usage(out.Validate())
 }
 
+// Flags say all that an execution needs: the job and the cluster.
+type Flags struct {
+	JobFlags
+	ClusterFlags
+}
+
+// Register adds the flags.
+func (f *Flags) Register(fs *pflag.FlagSet) {
+	f.JobFlags.Register(fs)
+	f.ClusterFlags.Register(fs)
+}
+
+// Load reads the job of that name, and the cluster for it.
+func (f *Flags) Load(ctx context.Context, c *Console, name string) (*job.Job, *cluster.Cluster, error) {
+	j, err := f.Job(ctx, c, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	on, err := f.Cluster(ctx, c, j)
+	return j, on, err
+}
+
 // PolicyFlags are the policies' options.
 type PolicyFlags struct{ Options policy.Options }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"reflect"
 	"strconv"
 	"strings"
 
@@ -304,30 +305,10 @@ type member struct {
 }
 
 func (o *object) add(name string, v any) {
-	if f, ok := float(v); ok && (math.IsNaN(f) || math.IsInf(f, 0)) {
+	if r := reflect.ValueOf(v); r.Kind() == reflect.Float64 && (math.IsNaN(r.Float()) || math.IsInf(r.Float(), 0)) {
 		v = nil // JSON has no such number
 	}
 	*o = append(*o, member{name, v})
-}
-
-func float(v any) (float64, bool) {
-	switch v := v.(type) {
-	case Time:
-		return float64(v), true
-	case Micros:
-		return float64(v), true
-	case Ratio:
-		return float64(v), true
-	case Percent:
-		return float64(v), true
-	case Share:
-		return float64(v), true
-	case Rate:
-		return float64(v), true
-	case Count:
-		return float64(v), true
-	}
-	return 0, false
 }
 
 // MarshalJSONTo writes the members in order.
