@@ -113,34 +113,48 @@ func network(c *cluster.Cluster) (alpha, beta float64, err error) {
 	return alpha, 1 / rate, nil
 }
 
-// linkCost is the smallest start-up and time a byte at which link l reduces:
-// by all-reduce, or by reduce-scatter and all-gather.
+// linkCost is the smallest start-up and time a byte at which link l reduces: by
+// all-reduce, or by reduce-scatter and all-gather. A way that the link has no
+// price for no plan can take either.
 func linkCost(c *cluster.Cluster, l int) (alpha, beta float64, err error) {
+	alpha, beta = math.Inf(1), math.Inf(1)
+	var errs []error
+	for _, way := range [][]cluster.Kind{{cluster.AllReduce}, {cluster.ReduceScatter, cluster.AllGather}} {
+		a, b, err := wayCost(c, l, way)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		alpha, beta = min(alpha, a), min(beta, b)
+	}
+	if len(errs) == 2 {
+		return 0, 0, errs[0]
+	}
+	return alpha, beta, nil
+}
+
+// wayCost is the start-up and the least time a byte of the given kinds, one
+// after the other. Between two points of a curve the time a byte is between
+// theirs, and beyond the last it approaches that of the last segment.
+func wayCost(c *cluster.Cluster, l int, way []cluster.Kind) (alpha, beta float64, err error) {
 	sizes := []int64{1 << 40}
 	for _, p := range c.Links[l].Curve {
-		sizes = append(sizes, p.Bytes)
+		sizes = append(sizes, max(p.Bytes, 1))
 	}
-	alpha, beta = math.Inf(1), math.Inf(1)
-	for _, way := range [][]cluster.Kind{{cluster.AllReduce}, {cluster.ReduceScatter, cluster.AllGather}} {
-		a := 0.0
-		per := make([]float64, len(sizes))
+	beta = math.Inf(1)
+	for i, n := range sizes {
+		sum := 0.0
 		for _, k := range way {
-			for i, n := range sizes {
-				if n <= 0 {
-					per[i] = math.Inf(1)
-					continue
-				}
-				cost, err := c.Cost(l, k, n)
-				if err != nil {
-					return 0, 0, err
-				}
-				per[i] += cost.Wire / float64(n)
-				if i == 0 {
-					a += cost.Alpha
-				}
+			cost, err := c.Cost(l, k, n)
+			if err != nil {
+				return 0, 0, err
+			}
+			sum += cost.Wire / float64(n)
+			if i == 0 {
+				alpha += cost.Alpha
 			}
 		}
-		alpha, beta = min(alpha, a), min(beta, slices.Min(per))
+		beta = min(beta, sum)
 	}
 	return alpha, beta, nil
 }

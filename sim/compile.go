@@ -131,24 +131,22 @@ func compile(j *job.Job, c *cluster.Cluster, p *plan.Plan) (*program, error) {
 	return b.finish(), nil
 }
 
-// compileReplay keeps all ops, and runs the collectives without gradients on a
-// lane of their own.
+// compileReplay keeps all ops. Each collective without gradients has a lane of
+// its own: the job says what it waits for, not which thread carried it.
 func compileReplay(j *job.Job) (*program, error) {
 	b := newBuilder(j, 1, fmt.Sprintf("%s as recorded", j.Name))
 	for l := range b.lanes {
 		b.lanes[l].slowed = false // recorded times include it
 	}
-	if len(j.Collectives) > 0 {
-		l := b.lane("collectives", timeline.Link)
-		for i := range j.Collectives {
-			x := &j.Collectives[i]
-			o := b.append(op{name: x.Name, lane: l, phase: job.Runtime}, ns(x.Time))
-			for _, d := range x.After {
-				b.edge(d, o)
-			}
-			for _, d := range x.Before {
-				b.edge(o, d)
-			}
+	for i := range j.Collectives {
+		x := &j.Collectives[i]
+		l := b.lane(fmt.Sprintf("collective %d", i), timeline.Link)
+		o := b.append(op{name: x.Name, lane: l, phase: job.Runtime}, ns(x.Time))
+		for _, d := range x.After {
+			b.edge(d, o)
+		}
+		for _, d := range x.Before {
+			b.edge(o, d)
 		}
 	}
 	return b.finish(), nil

@@ -16,17 +16,24 @@ import (
 )
 
 // JobFlags say what a trace does not.
-type JobFlags struct{ tensors, update string }
+type JobFlags struct {
+	tensors, update string
+	overlap         float64
+}
 
 // Register adds the flags.
 func (f *JobFlags) Register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.tensors, "tensors", "", "`file` with a line for each parameter: name, elements, dtype")
 	fs.StringVar(&f.update, "update", "", "update `mode`: per-tensor or global (default: as recognised)")
+	fs.Float64Var(&f.overlap, "recorded-overlap", 0, "`share` by which transfers slowed the recorded computation: taken out of the job")
 }
 
 // Job reads the job that a command line names.
 func (f *JobFlags) Job(ctx context.Context, c *Console, name string) (*job.Job, error) {
-	var o kineto.JobOptions
+	if !(f.overlap >= 0) {
+		return nil, Usagef("--recorded-overlap %v: give a share of 0 or more, as 0.19", f.overlap)
+	}
+	o := kineto.JobOptions{Overlap: f.overlap}
 	if f.update != "" {
 		mode, err := job.ParseMode(f.update)
 		if err != nil {

@@ -148,7 +148,7 @@ func (c *Console) tensors(ctx context.Context, name string) (list []kineto.Tenso
 		return nil, nil
 	}
 	err = c.read(ctx, name, func(r io.Reader) error {
-		list, err = readTensors(r, name)
+		list, err = kineto.ReadTensors(r, name)
 		return err
 	})
 	return list, err

@@ -3,6 +3,8 @@ package kineto
 import (
 	"cmp"
 	"slices"
+
+	"weft/internal/interval"
 	"weft/job"
 )
 
@@ -59,50 +61,13 @@ type BucketTime struct {
 	Exposed float64 // time that a compute lane waited for it
 }
 
-// interval is a time from a to b, in nanoseconds.
-type interval struct{ a, b int64 }
+// stretch is a time in nanoseconds.
+type stretch = interval.Interval[int64]
 
-func (x interval) clip(a, b int64) interval { return interval{max(x.a, a), min(x.b, b)} }
+func clip(x stretch, a, b int64) stretch { return stretch{Start: max(x.Start, a), End: min(x.End, b)} }
 
-// length is 0 for an interval that ends before it starts.
-func (x interval) length() int64 { return max(0, x.b-x.a) }
-
-// union merges intervals into disjoint ones in order. It sorts x.
-func union(x []interval) (out []interval) {
-	slices.SortFunc(x, func(a, b interval) int { return cmp.Compare(a.a, b.a) })
-	for _, i := range x {
-		if i.length() == 0 {
-			continue
-		}
-		if n := len(out); n > 0 && i.a <= out[n-1].b {
-			out[n-1].b = max(out[n-1].b, i.b)
-		} else {
-			out = append(out, i)
-		}
-	}
-	return out
-}
-
-// total is the length of disjoint intervals.
-func total(x []interval) (ns int64) {
-	for _, i := range x {
-		ns += i.length()
-	}
-	return ns
-}
-
-// common is the length that two unions share.
-func common(x, y []interval) (ns int64) {
-	for i, j := 0, 0; i < len(x) && j < len(y); {
-		ns += x[i].clip(y[j].a, y[j].b).length()
-		if x[i].b < y[j].b {
-			i++
-		} else {
-			j++
-		}
-	}
-	return ns
-}
+// length is 0 for a stretch that ends before it starts.
+func length(x stretch) int64 { return max(0, x.End-x.Start) }
 
 func us(ns int64) float64 { return float64(ns) / 1e3 }
 
@@ -135,22 +100,22 @@ func (t *Trace) Inspect() (*Inspection, error) {
 
 // hta is the overlap of kernels.
 func (v *view) hta() *HTA {
-	var comm, comp []interval
+	var comm, comp []stretch
 	for _, i := range v.device {
 		e := v.event(i)
 		switch {
 		case e.Cat != Kernel:
 		case v.is(i, isNCCL):
-			comm = append(comm, interval{e.Start, e.End()})
+			comm = append(comm, stretch{Start: e.Start, End: e.End()})
 		default:
-			comp = append(comp, interval{e.Start, e.End()})
+			comp = append(comp, stretch{Start: e.Start, End: e.End()})
 		}
 	}
 	if len(comm)+len(comp) == 0 {
 		return nil
 	}
-	comm, comp = union(comm), union(comp)
-	all, both := total(comm), common(comm, comp)
+	comm, comp = interval.Union(comm), interval.Union(comp)
+	all, both := interval.Length(comm), interval.Overlap(comm, comp)
 	return &HTA{Communication: us(all), Overlapped: us(both), Exposed: us(all - both)}
 }
 
@@ -189,15 +154,15 @@ func (in *inspector) step(s int) StepTime {
 		}
 	}
 	r := StepTime{Step: span.number, Time: us(span.end - span.start)}
-	var transfers []interval
+	var transfers []stretch
 	from, to := v.collectivesOf(s)
 	for n := from; n < to; n++ {
 		if c := &v.collectives[n]; c.transfer >= 0 {
 			e := v.event(c.transfer)
-			transfers = append(transfers, interval{e.Start, e.End()})
+			transfers = append(transfers, stretch{Start: e.Start, End: e.End()})
 		}
 	}
-	r.Communication = us(total(union(transfers)))
+	r.Communication = us(interval.Length(interval.Union(transfers)))
 	if len(in.compute) > 0 {
 		in.device(&r, span)
 	} else {
@@ -230,16 +195,16 @@ func (in *inspector) host(r *StepTime, g *graph) {
 // for the collective that it waits for.
 func (in *inspector) device(r *StepTime, span *stepSpan) {
 	v := in.v
-	var busy, own []interval
+	var busy, own []stretch
 	at := span.start // the streams are busy or accounted for up to here
 	gap := func(to int64, next int32) {
-		idle := interval{at, min(to, span.end)}
-		if idle.length() == 0 {
+		idle := stretch{Start: at, End: min(to, span.end)}
+		if length(idle) == 0 {
 			return
 		}
-		launched, arrived, by := idle.a, idle.a, int32(-1)
+		launched, arrived, by := idle.Start, idle.Start, int32(-1)
 		if next < 0 {
-			launched = idle.b
+			launched = idle.End
 		} else if g, n := in.find(next); g != nil {
 			for _, d := range g.ops[n].Deps {
 				switch dep := &g.ops[d]; v.lanes[dep.Lane].Kind {
@@ -259,12 +224,12 @@ func (in *inspector) device(r *StepTime, span *stepSpan) {
 				}
 			}
 		}
-		host := interval{idle.a, launched}.clip(idle.a, idle.b)
-		waiting := interval{max(idle.a, launched), arrived}.clip(idle.a, idle.b)
-		r.HostBound += us(host.length())
-		r.Exposed += us(waiting.length())
+		host := clip(stretch{Start: idle.Start, End: launched}, idle.Start, idle.End)
+		waiting := clip(stretch{Start: max(idle.Start, launched), End: arrived}, idle.Start, idle.End)
+		r.HostBound += us(length(host))
+		r.Exposed += us(length(waiting))
 		if by >= 0 {
-			in.exposed[by] += waiting.length()
+			in.exposed[by] += length(waiting)
 		}
 	}
 	first, _ := slices.BinarySearchFunc(in.compute, span.start, func(i int32, t int64) int { return cmp.Compare(v.event(i).Start, t) })
@@ -278,14 +243,14 @@ func (in *inspector) device(r *StepTime, span *stepSpan) {
 		}
 		gap(e.Start, i)
 		at = max(at, e.End())
-		x := interval{e.Start, e.End()}.clip(span.start, span.end)
+		x := clip(stretch{Start: e.Start, End: e.End()}, span.start, span.end)
 		busy = append(busy, x)
 		if g, n := in.find(i); g == nil || g.ops[n].Phase != job.Runtime {
 			own = append(own, x)
 		}
 	}
 	gap(span.end, -1)
-	all, computing := total(union(busy)), total(union(own))
+	all, computing := interval.Length(interval.Union(busy)), interval.Length(interval.Union(own))
 	r.Computation, r.Copies = us(computing), us(all-computing)
 }
 

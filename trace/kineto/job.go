@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sort"
 	"strings"
+
+	"weft/internal/interval"
 	"weft/job"
 )
 
@@ -24,6 +27,10 @@ type JobOptions struct {
 	// Step chooses the times: 0 takes per-op medians over the recorded steps,
 	// i > 0 those of the i-th recorded step alone (for replay).
 	Step int
+	// Overlap is by how much a transfer slowed the recorded computation. The
+	// part of an op's time during which one was active counts 1/(1+Overlap), so
+	// that the job holds what computation takes alone, as cluster.Overlap assumes.
+	Overlap float64
 }
 
 // Steps counts the recorded steps.
@@ -54,7 +61,7 @@ func (t *Trace) Job(o JobOptions) (*job.Job, error) {
 	d := &deriver{v: v, o: o}
 	if o.Step > 0 {
 		d.g = v.graphOf(o.Step - 1)
-		d.samples = []sample{v.sampleOf(d.g)}
+		d.samples = []sample{v.sampleOf(d.g, o.Overlap)}
 	} else {
 		d.align()
 	}
@@ -121,15 +128,41 @@ type sample struct {
 	sampling         int // see graph
 }
 
-func (v *view) sampleOf(g *graph) sample {
+func (v *view) sampleOf(g *graph, overlap float64) sample {
 	s := sample{ops: make([]float64, len(g.ops)), collectives: make([]float64, len(g.collectives)), sampling: g.sampling}
 	for n := range g.ops {
 		s.ops[n] = g.ops[n].Time / 1e3
+	}
+	if overlap > 0 {
+		v.alone(g, overlap, s.ops)
 	}
 	for n := range g.collectives {
 		s.collectives[n] = us(g.collectives[n].end - g.collectives[n].start)
 	}
 	return s
+}
+
+// alone takes out of the times of computing ops what overlapped transfers added.
+func (v *view) alone(g *graph, overlap float64, times []float64) {
+	var active []stretch
+	for n := range g.collectives {
+		active = append(active, stretch{Start: g.collectives[n].start, End: g.collectives[n].end})
+	}
+	active = interval.Union(active)
+	computes := job.Job{Lanes: v.lanes}
+	for n := range g.ops {
+		o := &g.ops[n]
+		if o.end <= o.start || !computes.Computes(o.Lane) {
+			continue
+		}
+		from := sort.Search(len(active), func(i int) bool { return active[i].End > o.start })
+		to := sort.Search(len(active), func(i int) bool { return active[i].Start >= o.end })
+		if from < to {
+			shared := interval.Overlap(active[from:to], []stretch{{Start: o.start, End: o.end}})
+			share := float64(shared) / float64(o.end-o.start)
+			times[n] *= 1 - share*overlap/(1+overlap)
+		}
+	}
 }
 
 // median is the median over the samples of one of their times.
@@ -162,7 +195,7 @@ func (d *deriver) align() {
 			k = len(groups)
 			groups = append(groups, &group{first: g})
 		}
-		groups[k].samples = append(groups[k].samples, d.v.sampleOf(g))
+		groups[k].samples = append(groups[k].samples, d.v.sampleOf(g, d.o.Overlap))
 		groups[k].steps = append(groups[k].steps, fmt.Sprint(d.v.steps[s].number))
 	}
 	most := slices.MaxFunc(groups, func(a, b *group) int { return cmp.Compare(len(a.steps), len(b.steps)) })

@@ -1,7 +1,6 @@
 package kineto
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -41,22 +40,15 @@ func load(t testing.TB, path string) *Trace {
 }
 
 // tensorsFile reads the file beside a recorded trace.
-func tensorsFile(t testing.TB, path string) (list []TensorInfo) {
+func tensorsFile(t testing.TB, path string) []TensorInfo {
 	f, err := os.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	for s := bufio.NewScanner(f); s.Scan(); {
-		var x TensorInfo
-		var dtype string
-		if _, err := fmt.Sscan(s.Text(), &x.Name, &x.Elements, &dtype); err != nil {
-			t.Fatalf("%s: %q: %v", path, s.Text(), err)
-		}
-		if x.DType, err = job.ParseDType(dtype); err != nil {
-			t.Fatal(err)
-		}
-		list = append(list, x)
+	list, err := ReadTensors(f, path)
+	if err != nil {
+		t.Fatal(err)
 	}
 	return list
 }

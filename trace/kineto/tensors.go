@@ -1,4 +1,4 @@
-package cli
+package kineto
 
 import (
 	"bufio"
@@ -8,18 +8,17 @@ import (
 	"strings"
 
 	"weft/job"
-	"weft/trace/kineto"
 )
 
-// readTensors reads a tensors file: a line for each parameter, in the order of
+// ReadTensors reads a tensors file: a line for each parameter, in the order of
 // named_parameters(), with name, elements and dtype between spaces. Empty lines
 // and lines that begin with # are skipped.
-func readTensors(r io.Reader, file string) ([]kineto.TensorInfo, error) {
-	var list []kineto.TensorInfo
+func ReadTensors(r io.Reader, file string) ([]TensorInfo, error) {
+	var list []TensorInfo
 	seen := map[string]int{}
 	lines := bufio.NewScanner(r)
 	for n := 1; lines.Scan(); n++ {
-		fail := func(format string, args ...any) ([]kineto.TensorInfo, error) {
+		fail := func(format string, args ...any) ([]TensorInfo, error) {
 			return nil, fmt.Errorf("%s: line %d: %s", file, n, fmt.Sprintf(format, args...))
 		}
 		fields := strings.Fields(lines.Text())
@@ -41,7 +40,7 @@ func readTensors(r io.Reader, file string) ([]kineto.TensorInfo, error) {
 			return fail("%q is in line %d already", fields[0], first)
 		}
 		seen[fields[0]] = n
-		list = append(list, kineto.TensorInfo{Name: fields[0], Elements: elements, DType: dtype})
+		list = append(list, TensorInfo{Name: fields[0], Elements: elements, DType: dtype})
 	}
 	if err := lines.Err(); err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
