@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 
 	"weft/internal/cli"
@@ -16,6 +17,11 @@ import (
 var version = "unknown"
 
 func main() {
+	// A large trace is one large live heap with few pointers: marking it again is
+	// cheap, letting the heap double before is not.
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(30)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends at once
 	os.Exit(run(ctx, cli.NewConsole(os.Stdin, os.Stdout, os.Stderr), os.Args[1:]))
