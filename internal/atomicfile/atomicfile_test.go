@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -106,12 +107,26 @@ func TestWriteThroughLink(t *testing.T) {
 	}
 }
 
-func TestWriteToDevice(t *testing.T) {
-	if err := Write(t.Context(), os.DevNull, put("x")); err != nil {
+func TestWriteToPipe(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(name, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if info, err := os.Stat(os.DevNull); err != nil || info.Mode().IsRegular() {
-		t.Errorf("%s is now a file: %v %v", os.DevNull, info, err)
+	// Open both ways: neither side waits for the other.
+	pipe, err := os.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pipe.Close()
+	if err := Write(t.Context(), name, put("x")); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(name); err != nil || info.Mode().Type() != os.ModeNamedPipe {
+		t.Fatalf("the pipe is gone: %v %v", info, err)
+	}
+	got := make([]byte, 1)
+	if _, err := pipe.Read(got); err != nil || string(got) != "x" {
+		t.Errorf("read %q, %v", got, err)
 	}
 }
 
