@@ -115,7 +115,7 @@ func TestReadInterrupted(t *testing.T) {
 func TestReadRefused(t *testing.T) {
 	c := &Console{In: endless{}}
 	refused := errors.New("refused")
-	err := c.read(t.Context(), Stdin, func(r io.Reader) error {
+	err := c.read(context.Background(), Stdin, func(r io.Reader) error {
 		if _, err := r.Read(make([]byte, 1)); err != nil {
 			t.Error(err)
 		}
