@@ -84,7 +84,7 @@ func (p *Plan) AddCollectives(j *job.Job) error {
 	if err != nil {
 		return fmt.Errorf("plan: placing the job's collectives: %w", err)
 	}
-	at := releases{p, s, renumber(len(j.Ops), old), end}
+	at := releases{p, s, renumber(len(j.Ops), old), end, s.ReadyOps()}
 	comp, err := newCompute(s, nil)
 	if err != nil {
 		return fmt.Errorf("plan: placing the job's collectives: %w", err)
@@ -171,6 +171,7 @@ type releases struct {
 	job      *job.Job // stripped
 	renumber []job.OpID
 	end      []float64
+	ready    [][]job.OpID // by tensor
 }
 
 func (r *releases) transfer(t *Transfer) instant {
@@ -180,7 +181,7 @@ func (r *releases) transfer(t *Transfer) instant {
 		case GradientReady:
 			last := r.plan.lastIteration(t.Generation)
 			for _, k := range r.plan.Buckets[t.Bucket].Tensors() {
-				for _, o := range r.job.Tensors[k].Producers {
+				for _, o := range r.ready[k] {
 					when = later(when, instant{last, r.end[o]})
 				}
 			}

@@ -139,8 +139,8 @@ type checker struct {
 	old      []job.OpID
 	renumber []job.OpID
 	order    [][]job.OpID // of the stripped job
-	copyIns  map[job.TensorID][]job.OpID
-	compute  *compute // set by rule 2
+	sendable [][]job.OpID // by tensor: job.ReadyOps
+	compute  *compute     // set by rule 2
 }
 
 func (c *checker) at(s slot) *Transfer { return &c.plan.Programs[s.link].Transfers[s.index] }
@@ -185,7 +185,7 @@ func (c *checker) formed() (string, error) {
 	c.job, c.old = j.Strip(p.Copies)
 	c.device = c.job.HasDevice()
 	c.renumber = renumber(len(j.Ops), c.old)
-	c.copyIns = copies(c.job, job.CopyIn)
+	c.sendable = c.job.ReadyOps()
 	for i, b := range p.Buckets {
 		for k, s := range b.Slices {
 			at := fmt.Sprintf("buckets[%d].slices[%d]", i, k)

@@ -178,7 +178,7 @@ func (g *constraints) updates() {
 		}
 	}
 	barrier, next := c.job.BarrierOps(c.compute.lanes)
-	copyOuts := copies(c.job, job.CopyOut)
+	copyOuts := copiesOut(c.job)
 	for u := range c.plan.Updates {
 		u := &c.plan.Updates[u]
 		switch u.At {
@@ -300,17 +300,16 @@ func (g *constraints) transfer(s slot, t *Transfer) {
 func (c *checker) ready(bucket int) cut {
 	done := c.compute.nothing()
 	for _, k := range c.plan.Buckets[bucket].Tensors() {
-		done.join(c.compute.done(c.job.Tensors[k].Producers...))
-		done.join(c.compute.done(c.copyIns[k]...))
+		done.join(c.compute.done(c.sendable[k]...))
 	}
 	return done
 }
 
-// copies lists, by tensor, the ops that copy gradients into or out of buckets.
-func copies(j *job.Job, role job.Role) map[job.TensorID][]job.OpID {
+// copiesOut lists, by tensor, the kept ops that copy gradients out of buckets.
+func copiesOut(j *job.Job) map[job.TensorID][]job.OpID {
 	out := map[job.TensorID][]job.OpID{}
 	for o := range j.Ops {
-		if x := &j.Ops[o]; x.Role == role {
+		if x := &j.Ops[o]; x.Role == job.CopyOut {
 			out[x.Tensor] = append(out[x.Tensor], job.OpID(o))
 		}
 	}

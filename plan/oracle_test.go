@@ -106,8 +106,6 @@ func (o *oracle) step() bool {
 	return true
 }
 
-func (o *oracle) iterations() int { return o.periods * o.p.Period }
-
 // opDone: what lies before the run has happened, what lies behind never does.
 func (o *oracle) opDone(i int, op job.OpID) bool { return i < 0 || o.done[event{i, int(op)}] }
 

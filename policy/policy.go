@@ -78,8 +78,8 @@ func NewProfile(j *job.Job, c *cluster.Cluster, copies bool) (*Profile, error) {
 		return (at - origin) * scale
 	}
 	p := &Profile{Ready: make([]float64, len(s.Tensors)), Order: make([]job.TensorID, len(s.Tensors))}
-	for k := range s.Tensors {
-		p.Ready[k], p.Order[k] = latest(s.Tensors[k].Producers), job.TensorID(k)
+	for k, ops := range s.ReadyOps() {
+		p.Ready[k], p.Order[k] = latest(ops), job.TensorID(k)
 	}
 	slices.SortStableFunc(p.Order, func(a, b job.TensorID) int {
 		return cmp.Or(cmp.Compare(p.Ready[a], p.Ready[b]), cmp.Compare(b, a))

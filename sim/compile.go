@@ -25,9 +25,9 @@ type program struct {
 
 	succ  [][]int32 // by op: ops of the same iteration that depend on it
 	next  [][]int32 // by op: ops of the following iteration that depend on it
-	grads [][]int32 // by op: tensors whose gradient it contributes to
+	grads [][]int32 // by op: tensors whose gradient waits for it
 
-	producers []int32 // by tensor: ops that contribute to its gradient
+	producers []int32 // by tensor: ops that its gradient waits for
 
 	links []link
 	base  []int // by link: position of its first transfer in a list of all
@@ -190,19 +190,11 @@ func newBuilder(j *job.Job, period int, name string) *builder {
 		}
 	}
 	b.producers = make([]int32, len(j.Tensors))
-	produces := func(o job.OpID, k job.TensorID) {
-		b.grads[o] = append(b.grads[o], k)
-		b.producers[k]++
-	}
-	for k := range j.Tensors {
-		for _, o := range j.Tensors[k].Producers {
-			produces(o, job.TensorID(k))
+	for k, ops := range j.ReadyOps() {
+		for _, o := range ops {
+			b.grads[o] = append(b.grads[o], int32(k))
 		}
-	}
-	for o := range j.Ops { // a kept copy into the bucket makes the gradient ready
-		if j.Ops[o].Role == job.CopyIn {
-			produces(job.OpID(o), j.Ops[o].Tensor)
-		}
+		b.producers[k] = int32(len(ops))
 	}
 	return b
 }

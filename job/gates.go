@@ -36,3 +36,18 @@ func (j *Job) BarrierOps(lanes [][]OpID) (ops []OpID, next bool) {
 	}
 	return ops, true
 }
+
+// ReadyOps lists, by tensor, the ops after which its gradient may travel: its
+// producers, and the copies into its bucket if the job has kept them.
+func (j *Job) ReadyOps() [][]OpID {
+	out := make([][]OpID, len(j.Tensors))
+	for k := range j.Tensors {
+		out[k] = slices.Clip(j.Tensors[k].Producers)
+	}
+	for o := range j.Ops {
+		if x := &j.Ops[o]; x.Role == CopyIn {
+			out[x.Tensor] = append(out[x.Tensor], OpID(o))
+		}
+	}
+	return out
+}
