@@ -164,6 +164,9 @@ func (d *deriver) equalShares() ([]int64, error) {
 		b := &d.p.buckets[k]
 		n := d.v.collectives[b.collective].elements
 		if n < int64(len(b.grads)) || len(b.grads) == 0 {
+			if n := len(d.o.Tensors); n > 0 && n != len(d.p.order) {
+				return nil, d.v.t.fail("no collective sizes in this trace, and the tensors file is of another model: it has %d parameters, the trace %d gradients", n, len(d.p.order))
+			}
 			return nil, d.v.t.fail("no collective sizes in this trace: it was recorded without shapes, or by a PyTorch without Kineto; give --tensors FILE with a line \"name elements dtype\" for each of the %d parameters, in named_parameters() order", len(d.p.order))
 		}
 		share, rest := n/int64(len(b.grads)), n%int64(len(b.grads))
