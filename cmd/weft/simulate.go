@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
@@ -19,6 +20,7 @@ func newSimulate(c *cli.Console) *cobra.Command {
 iteration's time goes and how long each transfer waits and takes. With -o it
 writes the timeline as a Chrome trace, which Perfetto opens.`,
 		Example: `  weft simulate --job job.json --cluster cluster.yaml --plan plan.json
+  weft simulate --job job.json --link 10Gbit,25us --plan plan.json --draw
   weft simulate --job job.json --link 10Gbit,25us --plan plan.json -o timeline.json`,
 		Args: cobra.NoArgs,
 	}
@@ -29,6 +31,7 @@ writes the timeline as a Chrome trace, which Perfetto opens.`,
 	var inputs cli.Flags
 	inputs.Register(cmd.Flags())
 	iterations := cmd.Flags().Int("iterations", 0, "`number` of iterations (default: twelve periods of the plan)")
+	draw := cmd.Flags().Bool("draw", false, "draw the last iteration as text, a row a lane")
 	out := outFlag(cmd, "")
 	asJSON := jsonFlag(cmd)
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
@@ -61,7 +64,11 @@ writes the timeline as a Chrome trace, which Perfetto opens.`,
 				return err
 			}
 		}
-		return c.Print(view.Simulation(result, j, on), *asJSON)
+		if err := c.Print(view.Simulation(result, j, on), *asJSON); err != nil || !*draw || *asJSON {
+			return err
+		}
+		fmt.Fprintln(c.Out)
+		return timeline.Draw(c.Out, result.Timeline, timeline.DrawOptions{Iteration: len(result.Iterations) - 1, Ranks: 1, Queued: true})
 	}
 	return cmd
 }
