@@ -93,6 +93,25 @@ type timer struct {
 	after float64
 }
 
+// placed counts the ops of an iteration.
+func (p *program) placed() int {
+	n := 0
+	for _, l := range p.lanes {
+		n += len(l.ops)
+	}
+	return n
+}
+
+// spans is about how many spans an iteration of one worker has: its ops, and
+// each transfer queued and sent.
+func (p *program) spans() int {
+	n := p.placed()
+	for _, l := range p.links {
+		n += 2 * len(l.transfers) / p.period
+	}
+	return n
+}
+
 const nsPerUs = 1000
 
 func ns(us float64) float64 { return math.Round(us * nsPerUs) }

@@ -104,9 +104,8 @@ func (c *clock) set(real, rate float64) {
 	c.lane, c.real, c.rate = c.at(real), real, rate
 }
 
-func newMachine(p *program, c *cluster.Cluster, iterations int, o Options) *machine {
-	m := &machine{program: p, iterations: iterations, seed: c.Seed}
-	m.workers = workers(c, len(p.lanes), o.Everyone)
+func newMachine(p *program, c *cluster.Cluster, workers []worker, iterations int, o Options) *machine {
+	m := &machine{program: p, workers: workers, iterations: iterations, seed: c.Seed}
 	m.state = make([]*iteration, iterations)
 	m.ends = make([]float64, iterations)
 	m.clock = clock{slow: 1 / (1 + c.Overlap), rate: 1}
@@ -204,15 +203,6 @@ func (m *machine) enter(i int) *iteration {
 	}
 	m.state[i] = s
 	return s
-}
-
-// placed counts the ops of an iteration.
-func (m *machine) placed() int {
-	n := 0
-	for _, l := range m.lanes {
-		n += len(l.ops)
-	}
-	return n
 }
 
 func (m *machine) run(ctx context.Context) error {

@@ -32,7 +32,10 @@ type recorder struct {
 }
 
 func newRecorder(m *machine) *recorder {
-	return &recorder{m: m, arrivals: map[waiter]int32{}}
+	return &recorder{
+		m: m, arrivals: map[waiter]int32{},
+		spans: make([]timeline.Span, 0, m.iterations*m.spans()*len(m.workers)),
+	}
 }
 
 // compute records an op and returns the position of its span, or -1.

@@ -36,6 +36,12 @@ type Result struct {
 
 const defaultPeriods = 12
 
+// What a run may come to. Beyond it memory or patience would end first.
+const (
+	maxOps   = 1 << 34 // ops run, over workers and iterations
+	maxSpans = 1 << 26 // of a timeline
+)
+
 // Run executes the plan p of job j on cluster c. With p nil it replays the
 // recorded iteration instead: all ops, those of the recorded library included,
 // with their recorded times, whatever the cluster's links.
@@ -51,7 +57,15 @@ func Run(ctx context.Context, j *job.Job, c *cluster.Cluster, p *plan.Plan, o Op
 	if n <= 0 {
 		n = defaultPeriods * prog.period
 	}
-	m := newMachine(prog, c, n, o)
+	group := workers(c, len(prog.lanes), o.Everyone)
+	size := float64(n) * float64(len(group))
+	if ops := size * float64(prog.placed()); ops > maxOps {
+		return nil, fmt.Errorf("simulating %s: %d iterations of %d different workers are %.1e ops: ask for fewer iterations", prog.name, n, len(group), ops)
+	}
+	if spans := size * float64(prog.spans()); o.Timeline && spans > maxSpans {
+		return nil, fmt.Errorf("simulating %s: the timeline of %d iterations of %d different workers has %.1e spans: ask for fewer iterations", prog.name, n, len(group), spans)
+	}
+	m := newMachine(prog, c, group, n, o)
 	if err := m.run(ctx); err != nil {
 		return nil, fmt.Errorf("simulating %s: %w", prog.name, err)
 	}
