@@ -138,6 +138,7 @@ type builder struct {
 
 	host     int32              // last host op
 	pendHost []int32            // for the next host op
+	pendNext []int32            // for the next device op, on whichever stream
 	pend     [][]int32          // for the next op of a device lane
 	lastOn   []int32            // last reference by row of the trace; -1
 	stream   []int32            // current row by thread; -1
@@ -541,7 +542,7 @@ func (b *builder) close(i int32, at int64) {
 		b.soft(at)
 		b.runs++
 		b.phase, b.micro = b.between()
-		if b.lastCopy >= 0 && b.runs == len(b.p.runs) {
+		if b.lastCopy >= 0 {
 			b.role = job.Library
 		}
 	}
@@ -563,7 +564,7 @@ func (b *builder) handedOver(at int64) int32 {
 
 // between is the phase outside backward passes and optimizer.
 func (b *builder) between() (job.Phase, int32) {
-	if b.runs > 0 && b.runs == len(b.p.runs) {
+	if b.runs > 0 {
 		return job.Update, int32(b.runs - 1)
 	}
 	return job.Forward, int32(b.runs)
@@ -728,6 +729,8 @@ func (b *builder) launch(i int32, at int64, launched []int32) {
 		b.need(n, &o, []int32{h})
 		b.need(n, &o, b.pend[lane])
 		b.pend[lane] = b.pend[lane][:0]
+		b.need(n, &o, slices.DeleteFunc(b.pendNext, func(r int32) bool { return r >= 0 && b.ops[r].Lane == lane }))
+		b.pendNext = b.pendNext[:0]
 		if last := b.lastOn[row]; last < -1 { // a collective on the same stream
 			b.need(n, &o, []int32{last})
 		}
@@ -770,8 +773,10 @@ func (b *builder) current() int32 {
 
 // streamWait makes a stream wait. Traces with synchronisation events name both
 // streams. In others a wait inside the issue of a collective is the
-// collective's for the current stream (see launch); any other is the current
-// stream's for the first collective that nobody has waited for.
+// collective's for the current stream (see launch). Of any other, the waiting
+// stream is taken to be the one that gets the next op, for which the program
+// waits; it waits for the first collective that nobody has waited for, or if
+// there is none for the other computing streams.
 func (b *builder) streamWait(i int32) {
 	v := b.v
 	if b.issue >= 0 {
@@ -792,31 +797,27 @@ func (b *builder) streamWait(i int32) {
 		}
 		return
 	}
-	s := b.current()
-	if s < 0 {
-		return
-	}
 	if n := b.outstanding(); n >= 0 {
-		b.pend[v.lane[s]] = append(b.pend[v.lane[s]], ^n)
+		b.pendNext = append(b.pendNext, ^n)
 		b.waitedFor(^n)
 		return
 	}
-	for row, ref := range b.lastOn { // between compute streams
-		if int32(row) != s && ref >= 0 && v.lane[row] >= 0 {
-			b.pend[v.lane[s]] = append(b.pend[v.lane[s]], ref)
+	for row, ref := range b.lastOn {
+		if ref >= 0 && v.lane[row] >= 0 {
+			b.pendNext = append(b.pendNext, ref)
 		}
 	}
 }
 
-// outstanding is the first collective that nobody has waited for; those of
-// gradients are waited for last. -1: none.
+// outstanding is the first collective that nobody has waited for; -1: none. DDP
+// waits for gradients when the backward pass is done, and for others at once.
 func (b *builder) outstanding() int32 {
 	for _, n := range b.queue {
 		if !b.v.collectives[b.collectives[n].id].gradient {
 			return n
 		}
 	}
-	if len(b.queue) > 0 {
+	if len(b.queue) > 0 && b.runs == len(b.p.runs) {
 		return b.queue[0]
 	}
 	return -1

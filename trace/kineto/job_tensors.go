@@ -36,6 +36,7 @@ func (d *deriver) addTensors() error {
 	d.nameTensors()
 	d.addReaders()
 	d.addUpdaters()
+	d.joinStreams()
 	return nil
 }
 
@@ -476,4 +477,51 @@ func (d *deriver) addSingleUpdaters() bool {
 		d.job.Tensors[k].Updaters = ops
 	}
 	return true
+}
+
+// joinStreams orders the uses of parameters on different streams: the first
+// update on a stream waits for what the others did before, and these end the
+// step with a wait for the last. A program must see to that itself, but traces
+// without synchronisation events do not say what waits for what, and the graph
+// of one step has no waits for the step before.
+func (d *deriver) joinStreams() {
+	j := d.job
+	uses, updates := make([][]job.OpID, len(j.Lanes)), make([][]job.OpID, len(j.Lanes))
+	add := func(byStream [][]job.OpID, ops []job.OpID) {
+		for _, n := range ops {
+			if l := j.Ops[n].Lane; j.Lanes[l].Kind == job.Device {
+				byStream[l] = append(byStream[l], n)
+			}
+		}
+	}
+	for k := range j.Tensors {
+		t := &j.Tensors[k]
+		add(uses, t.Readers)
+		add(uses, t.Producers)
+		add(updates, t.Updaters)
+	}
+	for l := range j.Lanes {
+		uses[l], updates[l] = ascending(uses[l]), ascending(updates[l])
+	}
+	joined := false
+	for l := range uses {
+		end := job.Op{Name: "end of step", Lane: job.LaneID(l), Phase: job.Update, Micro: int32(len(d.p.runs) - 1), Tensor: -1}
+		for u := range updates {
+			if u == l || len(uses[l]) == 0 || len(updates[u]) == 0 {
+				continue
+			}
+			first := &j.Ops[updates[u][0]]
+			if n, _ := slices.BinarySearch(uses[l], updates[u][0]); n > 0 && !slices.Contains(first.Deps, uses[l][n-1]) {
+				first.Deps = append(first.Deps, uses[l][n-1])
+			}
+			end.Deps = append(end.Deps, updates[u][len(updates[u])-1])
+		}
+		if len(end.Deps) > 0 {
+			j.Ops = append(j.Ops, end)
+			joined = true
+		}
+	}
+	if joined {
+		d.note("parameters are used on several streams: updates are assumed to wait for the uses in their step, and the next step for the updates")
+	}
 }

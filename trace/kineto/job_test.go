@@ -12,7 +12,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"weft/cluster"
 	"weft/job"
+	"weft/plan"
+	"weft/policy"
+	"weft/policy/all"
 
 	"pgregory.net/rapid"
 )
@@ -324,6 +329,98 @@ host update 0 475 aten::_foreach_add_`)
 	// 402-405. The host goes on at 405: 405 + 91 + 25 + 475 = 996.
 	if end := hostEnd(t, j); end != 996 {
 		t.Errorf("replayed in %g us, want 996", end)
+	}
+}
+
+// twoStreams is a step of two layers, each with its own stream and bucket. Waits
+// are recorded as calls only: stream 9 is made to wait for 7 in forward, 7 for 9
+// in backward, and 7 for each bucket after it.
+func twoStreams() *Trace {
+	f := newFake()
+	f.Rows = append(f.Rows, Row{Tid: "9", Device: true})
+	const otherRow = ncclRow + 1
+	weight := [][]int64{{5, 4}}
+	corr := uint32(0)
+	launch := func(thread uint16, at int64, stream uint16, kernel string, start, end int64) {
+		corr++
+		f.add(thread, at, at+5, "cudaLaunchKernel", more{cat: Runtime, corr: corr})
+		f.add(stream, start, end, kernel, more{cat: Kernel, corr: corr, elements: 20})
+	}
+	wait := func(thread uint16, at int64) {
+		f.add(thread, at, at+2, "cudaStreamWaitEvent", more{cat: Runtime})
+	}
+	layer := func(at int64, seq int32, stream uint16) {
+		f.add(autogradRow, at, at+40, evalMark+"MmBackward0", more{seq: seq})
+		launch(autogradRow, at+10, stream, "kernel", at+20, at+40)
+		f.add(autogradRow, at+50, at+90, accumulate, more{})
+		f.add(autogradRow, at+52, at+55, "torch::autograd::AccumulateGrad", more{dims: weight})
+		f.add(autogradRow, at+60, at+70, "torch::distributed::reducer::mul_out", more{dims: weight})
+		launch(autogradRow, at+62, stream, "kernel", at+70, at+75)
+		f.add(autogradRow, at+71, at+88, "c10d::allreduce_", more{})
+		launch(autogradRow, at+75, ncclRow, "ncclKernel_AllReduce", at+80, at+90)
+	}
+	f.add(mainRow, 0, 1000, "ProfilerStep#7", more{cat: Annotation})
+	f.add(mainRow, 10, 40, "aten::mm", more{seq: 11})
+	launch(mainRow, 20, streamRow, "kernel", 30, 50)
+	wait(mainRow, 50)
+	f.add(mainRow, 60, 90, "aten::mm", more{seq: 12})
+	launch(mainRow, 70, otherRow, "kernel", 80, 99)
+	layer(100, 12, otherRow)
+	wait(autogradRow, 195)
+	layer(200, 11, streamRow)
+	for at := int64(300); at < 400; at += 50 {
+		wait(autogradRow, at)
+		f.add(autogradRow, at+5, at+20, "torch.distributed.ddp.reducer::copy_bucket_to_grad", more{})
+		launch(autogradRow, at+10, streamRow, "kernel", at+15, at+20)
+	}
+	f.add(mainRow, 500, 600, "Optimizer.step#SGD.step", more{cat: Annotation})
+	f.add(mainRow, 510, 560, "aten::_foreach_add_", more{})
+	launch(mainRow, 520, streamRow, "kernel", 530, 600)
+	return f.done()
+}
+
+// A wait is for the stream that gets the next op, and in the backward pass not
+// for a bucket. What no event shows is assumed: the update waits for the other
+// stream, and that for the update. So the plans of all policies are legal.
+func TestTwoStreams(t *testing.T) {
+	j, err := twoStreams().Job(JobOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for n := range j.Ops {
+		if o := &j.Ops[n]; j.Lanes[o.Lane].Kind == job.Device {
+			got = append(got, fmt.Sprint(n, " ", j.Lanes[o.Lane].Name, " ", line(j, n)))
+		}
+	}
+	want := []string{
+		"1 stream 7 device forward 0 20 aten::mm after [0]",
+		"3 stream 9 device forward 0 19 aten::mm after [2 1]",
+		"6 stream 9 device backward 0 20 MmBackward0 after [5]",
+		"9 stream 9 device runtime 0 5 copy into bucket [copy-in] after [8]",
+		"14 stream 7 device backward 0 20 MmBackward0 after [13 9]",
+		"17 stream 7 device runtime 0 5 copy into bucket [copy-in] after [16]",
+		"22 stream 7 device runtime 0 5 copy out of bucket [copy-out] after [21 11]",
+		"24 stream 7 device runtime 0 5 copy out of bucket [copy-out] after [23 19]",
+		"27 stream 7 device update 0 70 aten::_foreach_add_ after [26 6]",
+		"29 stream 9 device update 0 0 end of step after [27]",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("device ops:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	checkTensors(t, j, "mm.0.weight 20 read [1 14] made [14 15] written [27]", "mm.1.weight 20 read [3 6] made [6 7] written [27]")
+	if note := "parameters are used on several streams"; !strings.Contains(strings.Join(j.Notes, "\n"), note) {
+		t.Errorf("notes %q lack %q", j.Notes, note)
+	}
+	c := &cluster.Cluster{Nodes: 2, PerNode: 1, Links: []cluster.Link{{Name: "eth", Latency: 10, Bandwidth: 1e10}}}
+	for _, x := range all.Policies() {
+		p, err := x.Build(j, c, policy.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := plan.Check(p, j, plan.DefaultLimits).Err(); err != nil {
+			t.Errorf("%s: %v", x.Name, err)
+		}
 	}
 }
 
