@@ -542,7 +542,7 @@ func (b *builder) close(i int32, at int64) {
 		b.soft(at)
 		b.runs++
 		b.phase, b.micro = b.between()
-		if b.lastCopy >= 0 {
+		if b.lastCopy >= 0 && b.runs == len(b.p.runs) {
 			b.role = job.Library
 		}
 	}
@@ -564,7 +564,7 @@ func (b *builder) handedOver(at int64) int32 {
 
 // between is the phase outside backward passes and optimizer.
 func (b *builder) between() (job.Phase, int32) {
-	if b.runs > 0 {
+	if b.runs > 0 && b.runs == len(b.p.runs) {
 		return job.Update, int32(b.runs - 1)
 	}
 	return job.Forward, int32(b.runs)
