@@ -11,7 +11,6 @@ package kineto
 type Trace struct {
 	Name   string // file name, for messages
 	Events []Event
-	Flows  []Flow
 	Rows   []Row    // threads and streams
 	Names  []string // interned event names
 
@@ -19,15 +18,11 @@ type Trace struct {
 	Extras []Extra
 
 	// Kineto is false for the bare-array writer, which gives no categories,
-	// arguments, sizes or flows.
+	// arguments or sizes.
 	Kineto  bool
 	Backend string // "nccl", "gloo"; "" unknown
 	Rank    int    // -1 unknown
 	World   int    // 0 unknown
-
-	// Skew is the most that a device op starts before its launch, in
-	// nanoseconds: the two clocks differ. 0 if none does; at most [MaxSkew].
-	Skew int64
 
 	// Dropped counts what was read and not kept, by reason (docs/formats/trace.md).
 	Dropped map[string]int
@@ -82,16 +77,6 @@ type Extra struct {
 	Group      int       // ranks taking part; 0 unknown
 	Dims       [][]int64 // Input Dims, when shapes were recorded: one entry an input; nil for a scalar; one a tensor of a list
 	Types      []string  // Input type, beside Dims
-	FwdThread  int64     // backward ops: the profiler's number of the forward op's thread; 0 none
 	Stream     int64     // Sync: the stream waited for; -1 none
 	Waits      uint32    // Sync: correlation of the record call waited for; 0 unknown
-}
-
-// Flow is one end of an arrow from a forward op to its backward op. Flows are
-// sorted by ID, a start before its finish; a finish without a start is dropped.
-type Flow struct {
-	At     int64 // nanoseconds
-	ID     int64
-	Row    uint16
-	Finish bool
 }

@@ -33,17 +33,6 @@ type JobOptions struct {
 	Overlap float64
 }
 
-// Steps counts the recorded steps.
-func (t *Trace) Steps() int {
-	n := 0
-	for i := range t.Events {
-		if e := &t.Events[i]; e.Cat <= Annotation && strings.HasPrefix(t.Names[e.Name], stepMark) {
-			n++
-		}
-	}
-	return n
-}
-
 // Job derives the job that the trace recorded; docs/import.md says what comes
 // from what. What a trace does not tell is in the job's notes, or, where no job
 // is possible without it, in the error, an [*Error].

@@ -169,7 +169,7 @@ func TestGenerator(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(tr.Events) != 1000 || len(tr.Flows) != 664 { // 332 ops of 3 events and 2 flows, and 4 marks
-		t.Errorf("%d events, %d flows", len(tr.Events), len(tr.Flows))
+	if len(tr.Events) != 1000 || tr.Dropped["fwdbwd flow"] != 664 { // 332 ops of 3 events and 2 flows, and 4 marks
+		t.Errorf("%d events, dropped %v", len(tr.Events), tr.Dropped)
 	}
 }

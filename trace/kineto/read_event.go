@@ -29,10 +29,6 @@ var categories = map[string]Category{
 	"cuda_event":          Record,
 }
 
-// flows are the categories of the arrows that are kept: from forward to backward
-// ops. Arrows from launches to device ops say what the correlation says.
-var flows = []string{"fwdbwd", "forward_backward"}
-
 // maxReasons bounds the reasons that are counted apart, and their length.
 const maxReasons = 64
 
@@ -47,7 +43,7 @@ func (d *reader) drop(reason string) {
 
 // fields are the members of an event, as written; nil: absent.
 type fields struct {
-	ph, cat, name, pid, tid, ts, dur, id, args []byte
+	ph, cat, name, pid, tid, ts, dur, args []byte
 }
 
 // event takes one element of the array of events.
@@ -72,8 +68,6 @@ func (d *reader) event(v jsontext.Value) error {
 			f.ts = value
 		case "dur":
 			f.dur = value
-		case "id":
-			f.id = value
 		case "args":
 			f.args = value
 		}
@@ -82,7 +76,7 @@ func (d *reader) event(v jsontext.Value) error {
 	case "X":
 		return d.complete(&f)
 	case "s", "f":
-		return d.flow(&f)
+		d.drop(string(f.cat) + " flow")
 	case "M":
 		d.drop("metadata")
 	case "i", "I":
@@ -133,29 +127,6 @@ func (d *reader) time(f *fields, member string, v []byte) (int64, error) {
 		return 0, d.bad("event %.80q: %s %.40s %v: record or export the trace again", f.name, member, v, err)
 	}
 	return ns, nil
-}
-
-// flow takes one end of an arrow.
-func (d *reader) flow(f *fields) error {
-	if !slices.Contains(flows, string(f.cat)) {
-		d.drop(string(f.cat) + " flow")
-		return nil
-	}
-	id, ok := integer(f.id)
-	if !ok || f.ts == nil {
-		d.drop("incomplete")
-		return nil
-	}
-	at, err := d.time(f, "ts", f.ts)
-	if err != nil {
-		return err
-	}
-	row, err := d.row(f.pid, f.tid, false)
-	if err != nil {
-		return err
-	}
-	d.trace.Flows = append(d.trace.Flows, Flow{At: at, ID: id, Row: row, Finish: f.ph[0] == 'f'})
-	return nil
 }
 
 // name interns an event's name.
@@ -212,11 +183,6 @@ func (d *reader) arguments(e *Event, args []byte) {
 			if n, ok := integer(value); ok && n >= 0 && n <= math.MaxInt32 {
 				e.Seq = int32(n)
 			}
-		case "Fwd thread id":
-			if string(value) == "0" { // so of every forward op
-				continue
-			}
-			fallthrough
 		case "bytes", "Collective name", "In msg nelems", "dtype", "Group size", "Input Dims", "Input type",
 			"wait_on_stream", "wait_on_cuda_event_record_corr_id":
 			d.key = append(d.key, '"')
@@ -255,8 +221,6 @@ func extra(args []byte) Extra {
 			x.DType = word(value)
 		case "Group size":
 			x.Group = int(max(n, 0))
-		case "Fwd thread id":
-			x.FwdThread = n
 		case "wait_on_stream":
 			x.Stream = n
 		case "wait_on_cuda_event_record_corr_id":

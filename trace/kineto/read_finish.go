@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// MaxSkew is by how much a device op may seem to start before its launch, in
+// maxSkew is by how much a device op may seem to start before its launch, in
 // nanoseconds. Profilers convert the device's clock to the host's, about 10 us
 // wrong in known traces; ten times that is a damaged trace.
-const MaxSkew = 100_000
+const maxSkew = 100_000
 
 // maxOverlap is by how much the marks of consecutive steps may overlap, in
 // nanoseconds: older writers round their starts and ends to microseconds.
@@ -36,7 +36,6 @@ func (d *reader) finish() (*Trace, error) {
 		}
 		return cmp.Compare(a.order, b.order)
 	})
-	d.matchFlows()
 	if err := d.checkRanks(); err != nil {
 		return nil, err
 	}
@@ -57,35 +56,6 @@ func dropped(counts map[string]int) string {
 	}
 	slices.Sort(list)
 	return fmt.Sprintf(" to use (dropped: %s)", strings.Join(list, ", "))
-}
-
-// matchFlows sorts the flows by id and drops finishes without a start, which
-// traces have whose beginning was cut off.
-func (d *reader) matchFlows() {
-	t := d.trace
-	slices.SortFunc(t.Flows, func(a, b Flow) int {
-		switch {
-		case a.ID != b.ID:
-			return cmp.Compare(a.ID, b.ID)
-		case a.Finish != b.Finish:
-			if b.Finish {
-				return -1
-			}
-			return 1
-		case a.At != b.At:
-			return cmp.Compare(a.At, b.At)
-		}
-		return cmp.Compare(a.Row, b.Row)
-	})
-	kept := t.Flows[:0]
-	for _, f := range t.Flows {
-		if f.Finish && (len(kept) == 0 || kept[len(kept)-1].ID != f.ID) {
-			d.drop("flow end without start")
-			continue
-		}
-		kept = append(kept, f)
-	}
-	t.Flows = kept
 }
 
 // checkRanks refuses a file in which several ranks were merged. Only step marks
@@ -151,12 +121,11 @@ func (d *reader) checkLaunches() error {
 			continue
 		}
 		skew := launches[at].start - e.Start
-		if skew > MaxSkew {
+		if skew > maxSkew {
 			return &Error{Name: t.Name, Offset: -1, Msg: fmt.Sprintf(
 				"traceEvents[%d] (%.80q) starts %d.%03d us before its launch (correlation %d); clocks differ by at most %d us: record the trace again",
-				e.order, t.Names[e.Name], skew/1000, skew%1000, e.Corr, MaxSkew/1000)}
+				e.order, t.Names[e.Name], skew/1000, skew%1000, e.Corr, maxSkew/1000)}
 		}
-		t.Skew = max(t.Skew, skew)
 	}
 	return nil
 }
