@@ -3,7 +3,9 @@ package kineto
 import (
 	"cmp"
 	"slices"
+	"sort"
 	"strings"
+
 	"weft/job"
 )
 
@@ -14,7 +16,6 @@ type collective struct {
 	dtype    job.DType
 	group    int
 	issue    int32 // event: its host part
-	step     int32 // position in view.steps; -1: none
 	gradient bool  // it carries gradients
 	transfer int32 // event: the kernel, or the span on a thread of its own; -1: not found
 }
@@ -79,21 +80,16 @@ func (v *view) findCollectives() {
 		if c.transfer >= 0 {
 			v.transfer[c.transfer] = int32(n)
 		}
-		start := v.event(c.issue).Start
-		c.step = -1
-		if s, ok := slices.BinarySearchFunc(v.steps, start, func(s stepSpan, t int64) int { return cmp.Compare(s.start, t) }); ok {
-			c.step = int32(s)
-		} else if s > 0 && start < v.steps[s-1].end {
-			c.step = int32(s - 1)
-		}
 	}
 }
+
+// stepOf is the position of the step that issued a collective; -1: none.
+func (v *view) stepOf(c *collective) int { return v.stepAt(v.event(c.issue).Start) }
 
 // collectivesOf is the range of a step's collectives.
 func (v *view) collectivesOf(step int) (from, to int) {
 	at := func(t int64) int {
-		n, _ := slices.BinarySearchFunc(v.collectives, t, func(c collective, t int64) int { return cmp.Compare(v.event(c.issue).Start, t) })
-		return n
+		return sort.Search(len(v.collectives), func(n int) bool { return v.event(v.collectives[n].issue).Start >= t })
 	}
 	from = at(v.steps[step].start)
 	return from, max(from, at(v.steps[step].end))
@@ -106,7 +102,7 @@ func (v *view) findIssues(events []int32) {
 		e := v.event(i)
 		switch {
 		case v.is(i, isIssue):
-		case e.Cat == Runtime && v.anyNCCL(v.launched(i)):
+		case e.Cat == Runtime && slices.ContainsFunc(v.launched(i), v.isNCCLKernel):
 		default:
 			continue
 		}
@@ -140,10 +136,6 @@ func (v *view) findIssues(events []int32) {
 			v.collectives = append(v.collectives, c)
 		}
 	}
-}
-
-func (v *view) anyNCCL(events []int32) bool {
-	return slices.ContainsFunc(events, v.isNCCLKernel)
 }
 
 // describe takes from an event what it tells about a collective and is not yet

@@ -1,7 +1,6 @@
 package kineto
 
 import (
-	"cmp"
 	"slices"
 
 	"weft/internal/interval"
@@ -145,7 +144,7 @@ func newInspector(v *view) *inspector {
 // step attributes one step's time.
 func (in *inspector) step(s int) StepTime {
 	v, g, span := in.v, in.v.graphOf(s), &in.v.steps[s]
-	in.buckets = append(in.buckets, g.passes.buckets)
+	in.buckets = append(in.buckets, g.buckets)
 	in.graphs = [2]*graph{in.graphs[1], g}
 	in.opOf = [2]map[int32]int32{in.opOf[1], {}}
 	for n := range g.ops {
@@ -212,7 +211,7 @@ func (in *inspector) device(r *StepTime, span *stepSpan) {
 					launched = max(launched, dep.end)
 				case job.Comm:
 					if dep.end > arrived {
-						arrived, by = dep.end, in.carried(g, d)
+						arrived, by = dep.end, v.transfer[dep.from]
 					}
 				}
 			}
@@ -232,8 +231,7 @@ func (in *inspector) device(r *StepTime, span *stepSpan) {
 			in.exposed[by] += length(waiting)
 		}
 	}
-	first, _ := slices.BinarySearchFunc(in.compute, span.start, func(i int32, t int64) int { return cmp.Compare(v.event(i).Start, t) })
-	for _, i := range in.compute[max(0, first-reach):] {
+	for _, i := range in.compute[max(0, v.from(in.compute, span.start)-reach):] {
 		e := v.event(i)
 		if e.Start >= span.end {
 			break
@@ -267,16 +265,6 @@ func (in *inspector) find(event int32) (*graph, int32) {
 		}
 	}
 	return nil, 0
-}
-
-// carried is the collective that an op carried.
-func (in *inspector) carried(g *graph, op int32) int32 {
-	for n := range g.collectives {
-		if g.collectives[n].op == op {
-			return g.collectives[n].id
-		}
-	}
-	return -1
 }
 
 // bucketTimes are of the steps that have as many gradient collectives as most.

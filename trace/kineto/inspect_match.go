@@ -160,11 +160,12 @@ func (v *view) seen() map[int][]seen {
 	out := map[int][]seen{}
 	for n := range v.collectives {
 		c := &v.collectives[n]
-		if c.step < 0 || c.transfer < 0 {
+		step := v.stepOf(c)
+		if step < 0 || c.transfer < 0 {
 			continue
 		}
 		e := v.event(c.transfer)
-		x := seen{step: v.steps[c.step].number, c: c, start: us(e.Start), end: us(e.End())}
+		x := seen{step: v.steps[step].number, c: c, start: us(e.Start), end: us(e.End())}
 		out[x.step] = append(out[x.step], x)
 	}
 	return out

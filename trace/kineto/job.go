@@ -54,8 +54,9 @@ func (t *Trace) Job(o JobOptions) (*job.Job, error) {
 	} else {
 		d.align()
 	}
-	d.p = d.g.passes
-	d.notes = append(d.notes, d.p.notes...)
+	for _, n := range d.g.notes {
+		d.note("%s", n)
+	}
 	return d.derive()
 }
 
@@ -65,7 +66,7 @@ func (v *view) checkParallel() error {
 	counts, gradients := map[string]int{}, 0
 	for n := range v.collectives {
 		c := &v.collectives[n]
-		if c.step < 0 {
+		if v.stepOf(c) < 0 {
 			continue
 		}
 		if c.gradient {
@@ -105,7 +106,6 @@ type deriver struct {
 	v       *view
 	o       JobOptions
 	g       *graph   // whose structure the job has
-	p       *passes  // g's
 	samples []sample // of the steps with that structure, g's first
 	notes   []string
 	job     *job.Job
@@ -138,10 +138,9 @@ func (v *view) alone(g *graph, overlap float64, times []float64) {
 		active = append(active, stretch{Start: g.collectives[n].start, End: g.collectives[n].end})
 	}
 	active = interval.Union(active)
-	computes := job.Job{Lanes: v.lanes}
 	for n := range g.ops {
 		o := &g.ops[n]
-		if o.end <= o.start || !computes.Computes(o.Lane) {
+		if o.end <= o.start || !v.computes[o.Lane] {
 			continue
 		}
 		from := sort.Search(len(active), func(i int) bool { return active[i].End > o.start })
@@ -217,8 +216,8 @@ func (v *view) sameStructure(a, b *graph) bool {
 // derive puts the job together.
 func (d *deriver) derive() (*job.Job, error) {
 	v := d.v
-	if len(d.p.grads) == 0 || len(d.p.buckets) == 0 {
-		return nil, v.t.fail("step %d hands no gradients over: record a whole step", v.steps[max(d.o.Step, 1)-1].number)
+	if len(d.g.grads) == 0 || len(d.g.buckets) == 0 {
+		return nil, v.t.fail("step %d hands no gradients over: record a whole step", v.steps[d.g.step].number)
 	}
 	d.job = &job.Job{Name: v.t.Name, World: v.t.World, Lanes: v.lanes, Mode: d.mode(), Barrier: d.g.barrier}
 	d.addOps()
@@ -279,21 +278,14 @@ func (d *deriver) mode() job.Mode {
 	if d.o.Update != nil {
 		return *d.o.Update
 	}
-	v, s, runs := d.v, &d.v.steps[d.stepOf()], d.p.runs
-	for k := range v.threads {
-		for _, i := range v.within(&v.threads[k], runs[len(runs)-1].end, s.end) {
-			if v.is(i, isScalerCheck) || v.is(i, isNorm) && v.under(i, isOptimizer) < 0 {
-				d.note("updates wait for all gradients: %s looks at them before the optimizer", v.name(i))
-				return job.Global
-			}
+	v := d.v
+	for i := range v.during(d.g.runs[len(d.g.runs)-1].end, v.steps[d.g.step].end) {
+		if v.is(i, isScalerCheck) || v.is(i, isNorm) && v.under(i, isOptimizer) < 0 {
+			d.note("updates wait for all gradients: %s looks at them before the optimizer", v.name(i))
+			return job.Global
 		}
 	}
 	return job.PerTensor
-}
-
-// stepOf is the position of the step whose structure the job has.
-func (d *deriver) stepOf() int {
-	return int(d.v.collectives[d.p.buckets[0].collective].step)
 }
 
 func (d *deriver) addCollectives() {
@@ -323,19 +315,14 @@ func ascending(ids []job.OpID) []job.OpID {
 
 func (d *deriver) addRecorded() {
 	r := &job.Recorded{Library: "ddp", Backend: d.v.backend()}
-	for k := range d.p.buckets {
-		b := &d.p.buckets[k]
+	for k := range d.g.buckets {
+		b := &d.g.buckets[k]
 		x := &d.v.collectives[b.collective]
 		d.job.World = max(d.job.World, x.group)
-		rec := job.RecordedBucket{Bytes: x.bytes(), Op: -1}
-		for n := range d.g.collectives {
-			if d.g.collectives[n].id == b.collective {
-				rec.Op = d.g.collectives[n].op
-			}
-		}
+		rec := job.RecordedBucket{Bytes: x.bytes(), Op: d.g.collectives[d.g.find(b.collective)].op}
 		var sum int64
 		for _, n := range b.grads {
-			t := d.p.grads[n].tensor
+			t := d.g.grads[n].tensor
 			rec.Tensors = append(rec.Tensors, t)
 			sum += d.job.Tensors[t].GradBytes()
 		}

@@ -19,7 +19,8 @@ type passes struct {
 	// their parameter: what it says of a position is true of a tensor.
 	order   []int32
 	buckets []bucket
-	copies  []int32 // events: copies out of buckets
+	copies  []int32         // events: copies out of buckets
+	gradOf  map[int32]int32 // gradient by evaluation
 	notes   []string
 }
 
@@ -64,11 +65,9 @@ type bucket struct {
 // evals lists the evaluations of backward nodes in a step, by start.
 func (v *view) evals(s *stepSpan) []int32 {
 	var out []int32
-	for k := range v.threads {
-		for _, i := range v.within(&v.threads[k], s.start, s.end) {
-			if v.is(i, isEval) {
-				out = append(out, i)
-			}
+	for i := range v.during(s.start, s.end) {
+		if v.is(i, isEval) {
+			out = append(out, i)
 		}
 	}
 	v.byStart(out)
@@ -93,14 +92,12 @@ func (v *view) forwardOp(i int32) bool {
 const someOps = 8
 
 // findRuns splits the evaluations into backward passes: a forward op between
-// two of them starts another.
-func (v *view) findRuns(s *stepSpan, evals []int32) (runs []run) {
+// two of them starts another. It returns the pass of each.
+func (v *view) findRuns(s *stepSpan, evals []int32) (runs []run, micro []int32) {
 	var fwd []int32
-	for k := range v.threads {
-		for _, i := range v.within(&v.threads[k], s.start, s.end) {
-			if v.forwardOp(i) {
-				fwd = append(fwd, i)
-			}
+	for i := range v.during(s.start, s.end) {
+		if v.forwardOp(i) {
+			fwd = append(fwd, i)
 		}
 	}
 	v.byStart(fwd)
@@ -121,37 +118,32 @@ func (v *view) findRuns(s *stepSpan, evals []int32) (runs []run) {
 		if end := e.End(); end >= r.end {
 			r.last, r.end = i, end
 		}
+		micro = append(micro, int32(len(runs)-1))
 	}
-	return runs
+	return runs, micro
 }
 
 // passesOf derives a step's passes.
 func (v *view) passesOf(step int) *passes {
 	s := &v.steps[step]
 	evals := v.evals(s)
-	p := &passes{runs: v.findRuns(s, evals)}
-	micro := func(at int64) int32 {
-		for m := len(p.runs) - 1; m > 0; m-- {
-			if at >= p.runs[m].start {
-				return int32(m)
-			}
-		}
-		return 0
-	}
-	for _, i := range evals {
-		m := micro(v.event(i).Start)
+	runs, micro := v.findRuns(s, evals)
+	p := &passes{runs: runs, gradOf: map[int32]int32{}}
+	for k, i := range evals {
 		if !v.is(i, isAccumulate) {
-			p.nodes = append(p.nodes, node{eval: i, kind: strings.TrimPrefix(v.name(i), evalMark), micro: m, fwd: -1, first: -1, seq: v.event(i).Seq})
+			p.nodes = append(p.nodes, node{eval: i, kind: strings.TrimPrefix(v.name(i), evalMark), micro: micro[k], fwd: -1, first: -1, seq: v.event(i).Seq})
 			continue
 		}
-		g := gradient{eval: i, handOver: i, micro: m, node: int32(len(p.nodes) - 1), also: -1, bucket: -1}
-		p.grads = append(p.grads, g)
+		g := gradient{eval: i, handOver: i, micro: micro[k], node: int32(len(p.nodes) - 1), also: -1, bucket: -1}
 		if g.node >= 0 {
 			p.nodes[g.node].feeds++
 		}
+		p.gradOf[i] = int32(len(p.grads))
+		p.grads = append(p.grads, g)
 	}
 	v.findShapes(s, p)
 	v.findForward(s, p)
+	v.findRepeated(s, p)
 	v.orderTensors(p)
 	v.findBuckets(step, p)
 	v.findTies(p)
@@ -160,26 +152,22 @@ func (v *view) passesOf(step int) *passes {
 
 // findShapes looks into the hand-overs, and for the copies out of buckets.
 func (v *view) findShapes(s *stepSpan, p *passes) {
-	at := make(map[int32]int, len(p.grads))
-	for n := range p.grads {
-		at[p.grads[n].eval] = n
-	}
-	for k := range v.threads {
-		for _, i := range v.within(&v.threads[k], s.start, s.end) {
-			if v.is(i, isCopyOut) && v.outer[i] == i {
-				p.copies = append(p.copies, i)
-			}
-			if !v.is(i, isHandOver) {
-				continue
-			}
-			if n, ok := at[v.under(i, isAccumulate)]; ok {
-				p.grads[n].handOver = i
-				if x := v.extra(i); len(x.Dims) > 0 && p.grads[n].shape == nil {
-					p.grads[n].shape = x.Dims[0]
-					if x.Dims[0] == nil {
-						p.grads[n].shape = []int64{} // a scalar
-					}
-				}
+	for i := range v.during(s.start, s.end) {
+		if v.is(i, isCopyOut) && v.outer[i] == i {
+			p.copies = append(p.copies, i)
+		}
+		if !v.is(i, isHandOver) {
+			continue
+		}
+		n, ok := p.gradOf[v.under(i, isAccumulate)]
+		if !ok {
+			continue
+		}
+		g := &p.grads[n]
+		g.handOver = i
+		if x := v.extra(i); len(x.Dims) > 0 && g.shape == nil {
+			if g.shape = x.Dims[0]; g.shape == nil {
+				g.shape = []int64{} // a scalar
 			}
 		}
 	}
@@ -201,7 +189,7 @@ func (v *view) findForward(s *stepSpan, p *passes) {
 		kinds[forwardName(p.nodes[n].kind)] = true
 	}
 	byKind := map[key][]int32{}
-	micro := func(at int64) (m int32) {
+	micro := func(at int64) (m int32) { // whose backward pass comes next
 		for int(m) < len(p.runs)-1 && at >= p.runs[m].start {
 			m++
 		}
@@ -247,7 +235,6 @@ func (v *view) findForward(s *stepSpan, p *passes) {
 			x.first = x.fwd
 		}
 	}
-	v.findRepeated(s, p)
 }
 
 // recomputed is the outermost op of a forward part that runs again within the
@@ -298,12 +285,10 @@ func (v *view) findRepeated(s *stepSpan, p *passes) {
 		last := &parts[len(parts)-1]
 		last.ops = append(last.ops, f)
 	}
-	for k := range v.threads {
-		for _, i := range v.within(&v.threads[k], s.start, s.end) {
-			if e := v.event(i); e.Cat == CPUOp && v.outer[i] == i && e.Seq < 0 && !v.is(i, isEval) {
-				if list, ok := wanted[key(i)]; ok {
-					wanted[key(i)] = append(list, i)
-				}
+	for i := range v.during(s.start, s.end) {
+		if e := v.event(i); e.Cat == CPUOp && v.outer[i] == i && e.Seq < 0 && !v.is(i, isEval) {
+			if list, ok := wanted[key(i)]; ok {
+				wanted[key(i)] = append(list, i)
 			}
 		}
 	}
@@ -414,10 +399,6 @@ func (v *view) orderTensors(p *passes) {
 // findBuckets tells which gradients each collective carried: those handed over
 // since the one before was issued.
 func (v *view) findBuckets(step int, p *passes) {
-	at := make(map[int32]int32, len(p.grads))
-	for n := range p.grads {
-		at[p.grads[n].eval] = int32(n)
-	}
 	next := int32(0)
 	from, to := v.collectivesOf(step)
 	for c := from; c < to; c++ {
@@ -426,8 +407,7 @@ func (v *view) findBuckets(step int, p *passes) {
 			continue
 		}
 		b := bucket{collective: int32(c)}
-		last, ok := at[v.under(x.issue, isAccumulate)]
-		if ok {
+		if last, ok := p.gradOf[v.under(x.issue, isAccumulate)]; ok {
 			for ; next <= last; next++ {
 				g := &p.grads[next]
 				if g.micro == p.grads[last].micro {

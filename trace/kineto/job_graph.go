@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+
 	"weft/job"
 )
 
@@ -11,11 +12,13 @@ import (
 // steps are merged. Its structure depends on the order of events alone, so that
 // steps which did the same have equal structures.
 type graph struct {
-	passes      *passes
+	*passes
+	step        int // position in view.steps
 	ops         []gop
 	collectives []gcollective // of the step, in order
 	handOver    []int32       // op by gradient
 	spans       []opSpan
+	spanOf      map[int32]int32 // by the event that opens it
 	barrier     []int32
 	waits       []wait
 	sampling    int // syncs of the library's own timers, dropped
@@ -41,9 +44,25 @@ type gcollective struct {
 
 // opSpan collects the ops that come from a range of events.
 type opSpan struct {
-	open, close int32   // events: the first and the last
-	ops         []int32 // of device lanes, or of host lanes in a CPU job
-	next        int32   // first op after the span
+	ops         []int32 // that compute
+	first, next int32   // op: the first from its start on, the first after its end; -1: not reached
+}
+
+// span is the span that an event opens, nil if there is none.
+func (g *graph) span(open int32) *opSpan {
+	if n, ok := g.spanOf[open]; ok {
+		return &g.spans[n]
+	}
+	return nil
+}
+
+// find is the position in the graph of a collective of the trace; -1: it is of
+// another step.
+func (g *graph) find(id int32) int32 {
+	if n, ok := slices.BinarySearchFunc(g.collectives, id, func(c gcollective, id int32) int { return cmp.Compare(c.id, id) }); ok {
+		return int32(n)
+	}
+	return -1
 }
 
 // wait is a host thread waiting for a collective.
@@ -116,7 +135,6 @@ func (v *view) marksOf(s *stepSpan) []mark {
 type builder struct {
 	*graph
 	v *view
-	p *passes
 
 	// Where host time stands: all before prev is in ops; carried time belongs to
 	// the next op; content tells whether an op ran since prev, for gaps between
@@ -134,7 +152,7 @@ type builder struct {
 	role  job.Role
 	grad  int32 // in hand between its evaluation's start and end; -1
 	issue int32 // event: the issue of a collective in hand; -1
-	runs  int   // backward passes that have ended
+	ended int   // backward passes
 
 	host     int32              // last host op
 	pendHost []int32            // for the next host op
@@ -147,36 +165,25 @@ type builder struct {
 	queue    []int32            // collectives that nobody has waited for
 	waited   int32              // number of ops when the last gradient collective was waited for
 
-	opens, closes map[int32][]int32 // spans by event
-	first         map[int32]int32   // ops before the span's
-	hostWaits     map[int32][]int32 // collectives that the host waits for before an event
-	copyOf        map[int32]int32   // gradient by copy out of a bucket
-	gradOf        map[int32]int32   // gradient by evaluation
-	lastCopy      int32             // event; -1
-	device        bool
+	closes    map[int32][]int32 // spans by the event that closes them
+	hostWaits map[int32][]int32 // collectives that the host waits for before an event
+	copyOf    map[int32]int32   // gradient by copy out of a bucket
+	lastCopy  int32             // event; -1
 }
 
 // graphOf derives one step.
 func (v *view) graphOf(step int) *graph {
 	s := &v.steps[step]
 	p := v.passesOf(step)
-	g := &graph{passes: p, handOver: slices.Repeat([]int32{-1}, len(p.grads))}
+	g := &graph{passes: p, step: step, handOver: slices.Repeat([]int32{-1}, len(p.grads)), spanOf: map[int32]int32{}}
 	b := &builder{
-		graph: g, v: v, p: p,
+		graph: g, v: v,
 		prev: s.start, last: s.start, best: -1, grad: -1, issue: -1, host: -1, waited: -1, lastCopy: -1,
 		pend:    make([][]int32, len(v.lanes)),
 		lastOn:  slices.Repeat([]int32{-1}, len(v.t.Rows)),
 		stream:  slices.Repeat([]int32{-1}, len(v.threads)),
 		free:    slices.Repeat([]int64{s.start}, len(v.t.Rows)),
 		records: map[uint32][]int32{},
-		first:   map[int32]int32{},
-		gradOf:  map[int32]int32{},
-	}
-	for _, l := range v.lanes {
-		b.device = b.device || l.Kind == job.Device
-	}
-	for n := range p.grads {
-		b.gradOf[p.grads[n].eval] = int32(n)
 	}
 	from, to := v.collectivesOf(step)
 	for c := from; c < to; c++ {
@@ -210,14 +217,14 @@ func (v *view) graphOf(step int) *graph {
 // bucket by bucket, in the order in which the gradients were handed over.
 func (b *builder) planCopies() {
 	var grads []int32
-	for _, k := range b.p.buckets {
+	for _, k := range b.buckets {
 		grads = append(grads, k.grads...)
 	}
 	b.copyOf = map[int32]int32{}
-	for k, i := range b.p.copies {
+	for k, i := range b.copies {
 		b.lastCopy = i
 		b.copyOf[i] = -1
-		if len(grads) == len(b.p.copies) {
+		if len(grads) == len(b.copies) {
 			b.copyOf[i] = grads[k]
 		}
 	}
@@ -228,14 +235,13 @@ func (b *builder) planCopies() {
 // bucket before are done, and for broadcast buffers before it takes them apart.
 // Of anything else, an idle time of the host in which the transfer ends tells.
 func (b *builder) planWaits(s *stepSpan) {
-	v, p := b.v, b.p
+	v, p := b.v, b.passes
 	b.hostWaits = map[int32][]int32{}
 	events := v.within(&v.threads[0], s.start, s.end)
 	after := func(at int64, c class) int32 {
-		k, _ := slices.BinarySearchFunc(events, at, func(i int32, t int64) int { return cmp.Compare(v.event(i).Start, t) })
-		for ; k < len(events); k++ {
-			if c == 0 || v.is(events[k], c) {
-				return events[k]
+		for _, i := range events[v.from(events, at):] {
+			if c == 0 || v.is(i, c) {
+				return i
 			}
 		}
 		return -1
@@ -287,39 +293,38 @@ func (v *view) idle(events []int32, at int64) bool {
 // planSpans says which events' ops are wanted later: forward ops that read
 // parameters, backward nodes, and the optimizer's ops on single tensors.
 func (b *builder) planSpans(s *stepSpan) {
-	b.opens, b.closes = map[int32][]int32{}, map[int32][]int32{}
-	seen := map[int32]bool{}
+	b.closes = map[int32][]int32{}
 	add := func(open, close int32) {
-		if open < 0 || seen[open] {
+		if open < 0 || b.span(open) != nil {
 			return
 		}
-		seen[open] = true
 		n := int32(len(b.spans))
-		b.spans = append(b.spans, opSpan{open: open, close: close})
-		b.opens[open] = append(b.opens[open], n)
+		b.spans = append(b.spans, opSpan{first: -1, next: -1})
+		b.spanOf[open] = n
 		b.closes[close] = append(b.closes[close], n)
 	}
 	reads := map[int32]bool{}
-	for n := range b.p.grads {
-		if b.device { // on the host the hand-over is an op of its own
-			add(b.p.grads[n].handOver, b.p.grads[n].handOver)
+	for n := range b.grads {
+		g := &b.grads[n]
+		if b.v.streams { // on the host the hand-over is an op of its own
+			add(g.handOver, g.handOver)
 		}
-		for _, k := range [2]int32{b.p.grads[n].node, b.p.grads[n].also} {
+		for _, k := range [2]int32{g.node, g.also} {
 			if k >= 0 {
-				f := b.p.nodes[k].fwd
-				reads[f] = true
-				add(f, f)
-				add(b.p.nodes[k].first, b.p.nodes[k].first)
-				add(b.p.nodes[k].eval, b.p.nodes[k].eval)
+				x := &b.nodes[k]
+				reads[x.fwd] = true
+				add(x.fwd, x.fwd)
+				add(x.first, x.first)
+				add(x.eval, x.eval)
 			}
 		}
 	}
-	for n := range b.p.nodes {
-		if x := &b.p.nodes[n]; x.fwd >= 0 && reads[x.fwd] {
+	for n := range b.nodes {
+		if x := &b.nodes[n]; x.fwd >= 0 && reads[x.fwd] {
 			add(x.eval, x.eval)
 		}
 	}
-	for _, g := range b.v.updateGroups(s, len(b.p.order)) {
+	for _, g := range b.v.updateGroups(s, len(b.order)) {
 		add(g.first, g.last)
 	}
 }
@@ -334,18 +339,16 @@ type updateGroup struct {
 // optimizer's order; nil if it updates several at once.
 func (v *view) updateGroups(s *stepSpan, tensors int) (groups []updateGroup) {
 	var ops []int32
-	for k := range v.threads {
-		for _, i := range v.within(&v.threads[k], s.start, s.end) {
-			if v.outer[i] != i || v.under(i, isOptimizer) < 0 {
-				continue
-			}
-			name := v.name(i)
-			if strings.Contains(name, "_foreach_") || strings.Contains(name, "_fused_") {
-				return nil
-			}
-			if strings.HasSuffix(name, "_") && !slices.Contains([]string{"aten::copy_", "aten::zero_", "aten::fill_"}, name) {
-				ops = append(ops, i)
-			}
+	for i := range v.during(s.start, s.end) {
+		if v.outer[i] != i || v.under(i, isOptimizer) < 0 {
+			continue
+		}
+		name := v.name(i)
+		if strings.Contains(name, "_foreach_") || strings.Contains(name, "_fused_") {
+			return nil
+		}
+		if strings.HasSuffix(name, "_") && !slices.Contains([]string{"aten::copy_", "aten::zero_", "aten::fill_"}, name) {
+			ops = append(ops, i)
 		}
 	}
 	if tensors == 0 || len(ops) == 0 || len(ops)%tensors != 0 {
@@ -413,7 +416,7 @@ func (b *builder) label(o *gop) {
 	}
 	o.Phase, o.Role = job.Runtime, b.role
 	if b.role == job.CopyIn || b.role == job.CopyOut {
-		o.Tensor = b.p.grads[b.grad].tensor
+		o.Tensor = b.grads[b.grad].tensor
 	}
 }
 
@@ -442,16 +445,16 @@ func (b *builder) open(i int32, at int64) {
 	if colls := b.hostWaits[i]; colls != nil {
 		b.awaitTransfers(colls, at)
 	}
-	spans := b.opens[i]
+	span := b.span(i)
 	n, isGrad := b.gradOf[i]
 	switch {
-	case b.runs < len(b.p.runs) && b.p.runs[b.runs].first == i:
+	case b.ended < len(b.runs) && b.runs[b.ended].first == i:
 		b.soft(at)
-		b.phase, b.micro = job.Backward, int32(b.runs)
+		b.phase, b.micro = job.Backward, int32(b.ended)
 	case v.is(i, isOptimizer):
 		b.soft(at)
 		b.phase = job.Update
-	case isGrad || len(spans) > 0 && !b.device:
+	case isGrad || span != nil && !v.streams:
 		b.soft(at)
 	case v.is(i, isSync) && e.Cat == Runtime:
 		if b.sampled(i) {
@@ -476,8 +479,8 @@ func (b *builder) open(i int32, at int64) {
 			b.role = job.Library
 		}
 	}
-	for _, s := range spans {
-		b.first[s] = int32(len(b.ops))
+	if span != nil {
+		span.first = int32(len(b.ops))
 	}
 	if e.Cat == CPUOp || e.Cat == Runtime {
 		b.content = true
@@ -495,11 +498,11 @@ func (b *builder) close(i int32, at int64) {
 	if e.Cat == Runtime {
 		b.call(i, at)
 	}
-	if v.is(i, isHandOver) && b.grad >= 0 && b.p.grads[b.grad].handOver == i {
+	if v.is(i, isHandOver) && b.grad >= 0 && b.grads[b.grad].handOver == i {
 		b.best = v.outer[i]
 		b.handOver[b.grad] = b.handedOver(at)
 		b.role = job.Library
-		if b.p.grads[b.grad].bucket >= 0 && len(b.p.copies) > 0 {
+		if b.grads[b.grad].bucket >= 0 && len(b.copies) > 0 {
 			b.role = job.CopyIn
 		}
 	}
@@ -507,7 +510,7 @@ func (b *builder) close(i int32, at int64) {
 		b.issued(i, at)
 	}
 	if n, ok := b.gradOf[i]; ok {
-		if b.p.grads[n].handOver == i {
+		if b.grads[n].handOver == i {
 			b.handOver[n] = b.handedOver(at) // an evaluation of which no part was recorded
 		} else {
 			b.soft(at)
@@ -525,12 +528,12 @@ func (b *builder) close(i int32, at int64) {
 		}
 	}
 	if spans := b.closes[i]; spans != nil {
-		if !b.device {
+		if !v.streams {
 			b.best = i
 			b.cut(at)
 		}
 		for _, s := range spans {
-			b.collect(s)
+			b.collect(&b.spans[s])
 		}
 	}
 	if v.recomputed(i) == i {
@@ -538,11 +541,11 @@ func (b *builder) close(i int32, at int64) {
 		b.soft(at)
 		b.phase = job.Backward
 	}
-	if b.runs < len(b.p.runs) && b.p.runs[b.runs].last == i {
+	if b.ended < len(b.runs) && b.runs[b.ended].last == i {
 		b.soft(at)
-		b.runs++
+		b.ended++
 		b.phase, b.micro = b.between()
-		if b.lastCopy >= 0 && b.runs == len(b.p.runs) {
+		if b.lastCopy >= 0 && b.ended == len(b.runs) {
 			b.role = job.Library
 		}
 	}
@@ -564,29 +567,23 @@ func (b *builder) handedOver(at int64) int32 {
 
 // between is the phase outside backward passes and optimizer.
 func (b *builder) between() (job.Phase, int32) {
-	if b.runs > 0 && b.runs == len(b.p.runs) {
-		return job.Update, int32(b.runs - 1)
+	if b.ended > 0 && b.ended == len(b.runs) {
+		return job.Update, int32(b.ended - 1)
 	}
-	return job.Forward, int32(b.runs)
+	return job.Forward, int32(b.ended)
 }
 
-// collect keeps the ops of a span.
-func (b *builder) collect(s int32) {
-	span := &b.spans[s]
-	first, ok := b.first[s]
-	if !ok {
+// collect keeps the ops of a span that ends.
+func (b *builder) collect(s *opSpan) {
+	if s.first < 0 {
 		return
 	}
-	kind := job.Host
-	if b.device {
-		kind = job.Device
-	}
-	for n := first; int(n) < len(b.ops); n++ {
-		if b.v.lanes[b.ops[n].Lane].Kind == kind && b.ops[n].Phase != job.Runtime {
-			span.ops = append(span.ops, n)
+	for n := s.first; int(n) < len(b.ops); n++ {
+		if o := &b.ops[n]; b.v.computes[o.Lane] && o.Phase != job.Runtime {
+			s.ops = append(s.ops, n)
 		}
 	}
-	span.next = int32(len(b.ops))
+	s.next = int32(len(b.ops))
 }
 
 // awaitTransfers makes the host wait, from the mark before to the end of the
@@ -709,14 +706,16 @@ func (b *builder) launch(i int32, at int64, launched []int32) {
 	for _, d := range launched {
 		e := v.event(d)
 		row := int32(e.Row)
-		if n := b.carriedBy(d); n >= 0 {
-			refs := []int32{h}
-			if s := b.current(); s >= 0 && b.lastOn[s] >= 0 {
-				refs = append(refs, b.lastOn[s])
+		if id, ok := v.transfer[d]; ok {
+			if n := b.find(id); n >= 0 {
+				refs := []int32{h}
+				if s := b.current(); s >= 0 && b.lastOn[s] >= 0 {
+					refs = append(refs, b.lastOn[s])
+				}
+				b.start(n, refs, e.Start)
+				b.lastOn[row] = ^n
+				continue
 			}
-			b.start(n, refs, e.Start)
-			b.lastOn[row] = ^n
-			continue
 		}
 		lane := v.lane[row]
 		if lane < 0 { // a collective that another launch has claimed
@@ -744,19 +743,6 @@ func (b *builder) launch(i int32, at int64, launched []int32) {
 	if blocking >= 0 {
 		b.skip(at, min(max(blocking, at), v.event(i).End()))
 	}
-}
-
-// carriedBy is the step's collective that a device event carried; -1: none.
-func (b *builder) carriedBy(d int32) int32 {
-	id, ok := b.v.transfer[d]
-	if !ok {
-		return -1
-	}
-	n, ok := slices.BinarySearchFunc(b.collectives, id, func(c gcollective, id int32) int { return cmp.Compare(c.id, id) })
-	if !ok {
-		return -1
-	}
-	return int32(n)
 }
 
 // current is the stream that the thread in hand works on, or else any other
@@ -817,7 +803,7 @@ func (b *builder) outstanding() int32 {
 			return n
 		}
 	}
-	if len(b.queue) > 0 && b.runs == len(b.p.runs) {
+	if len(b.queue) > 0 && b.ended == len(b.runs) {
 		return b.queue[0]
 	}
 	return -1
@@ -890,13 +876,8 @@ func (b *builder) sampled(i int32) bool {
 		return false
 	}
 	events := v.threads[b.thread].events
-	at, _ := slices.BinarySearchFunc(events, v.event(i).Start, func(i int32, t int64) int { return cmp.Compare(v.event(i).Start, t) })
-	for k := at; k < len(events) && k < at+4; k++ {
-		if v.is(events[k], isElapsedTime) {
-			return true
-		}
-	}
-	return false
+	events = events[v.from(events, v.event(i).Start):]
+	return slices.ContainsFunc(events[:min(len(events), 4)], func(i int32) bool { return v.is(i, isElapsedTime) })
 }
 
 // findBarrier finds the ops at which the library waited: of each compute lane
@@ -907,12 +888,9 @@ func (b *builder) findBarrier() {
 	}
 	seen := make([]bool, len(b.v.lanes))
 	for n := int(b.waited); n < len(b.ops); n++ {
-		o := &b.ops[n]
-		kind := b.v.lanes[o.Lane].Kind
-		if seen[o.Lane] || o.Phase == job.Runtime || b.device && kind != job.Device {
-			continue
+		if o := &b.ops[n]; b.v.computes[o.Lane] && o.Phase != job.Runtime && !seen[o.Lane] {
+			seen[o.Lane] = true
+			b.barrier = append(b.barrier, int32(n))
 		}
-		seen[o.Lane] = true
-		b.barrier = append(b.barrier, int32(n))
 	}
 }

@@ -1,20 +1,20 @@
 package kineto
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
+
 	"weft/job"
 )
 
 // addTensors describes the parameters, in the order of their forward use.
 func (d *deriver) addTensors() error {
-	first := d.p.order
-	for m := range d.p.runs {
+	first := d.g.order
+	for m := range d.g.runs {
 		n := 0
-		for k := range d.p.grads {
-			if d.p.grads[k].micro == int32(m) {
+		for k := range d.g.grads {
+			if d.g.grads[k].micro == int32(m) {
 				n++
 			}
 		}
@@ -42,14 +42,14 @@ func (d *deriver) addTensors() error {
 
 // dtype of a gradient: of its bucket, or of its hand-over.
 func (d *deriver) dtype(n int32) job.DType {
-	g := &d.p.grads[n]
+	g := &d.g.grads[n]
 	if x := d.v.extra(g.handOver); len(x.Types) > 0 {
 		if t, err := job.ParseDType(x.Types[0]); err == nil {
 			return t
 		}
 	}
 	if g.bucket >= 0 {
-		return d.v.collectives[d.p.buckets[g.bucket].collective].dtype
+		return d.v.collectives[d.g.buckets[g.bucket].collective].dtype
 	}
 	return job.Float32
 }
@@ -66,12 +66,12 @@ func (d *deriver) sizes() ([]int64, error) {
 }
 
 func (d *deriver) sizesFromShapes() []int64 {
-	out := make([]int64, len(d.p.order))
-	for k, n := range d.p.order {
-		if d.p.grads[n].shape == nil {
+	out := make([]int64, len(d.g.order))
+	for k, n := range d.g.order {
+		if d.g.grads[n].shape == nil {
 			return nil
 		}
-		out[k] = volume(d.p.grads[n].shape)
+		out[k] = volume(d.g.grads[n].shape)
 		if out[k] == 0 {
 			return nil
 		}
@@ -83,23 +83,23 @@ func (d *deriver) sizesFromShapes() []int64 {
 // sum to the bucket.
 func (d *deriver) sizesFromCopies() []int64 {
 	n := 0
-	for _, b := range d.p.buckets {
+	for _, b := range d.g.buckets {
 		n += len(b.grads)
 	}
-	if n != len(d.p.copies) || n != len(d.p.order) {
+	if n != len(d.g.copies) || n != len(d.g.order) {
 		return nil
 	}
-	bytes := d.v.copyBytes(d.p.copies)
-	out := make([]int64, len(d.p.order))
+	bytes := d.v.copyBytes(d.g.copies)
+	out := make([]int64, len(d.g.order))
 	at := 0
-	for _, b := range d.p.buckets {
+	for _, b := range d.g.buckets {
 		c := &d.v.collectives[b.collective]
 		var sum int64
 		for _, g := range b.grads {
 			if bytes[at] <= 0 || bytes[at]%c.dtype.Bytes() != 0 {
 				return nil
 			}
-			out[d.p.grads[g].tensor] = bytes[at] / c.dtype.Bytes()
+			out[d.g.grads[g].tensor] = bytes[at] / c.dtype.Bytes()
 			sum += bytes[at]
 			at++
 		}
@@ -137,18 +137,18 @@ func (d *deriver) sizesFromFile() []int64 {
 	if len(d.o.Tensors) == 0 {
 		return nil
 	}
-	if len(d.o.Tensors) != len(d.p.order) {
-		d.note("the tensors file has %d parameters, the trace %d gradients: the file is not used", len(d.o.Tensors), len(d.p.order))
+	if len(d.o.Tensors) != len(d.g.order) {
+		d.note("the tensors file has %d parameters, the trace %d gradients: the file is not used", len(d.o.Tensors), len(d.g.order))
 		return nil
 	}
-	out := make([]int64, len(d.p.order))
+	out := make([]int64, len(d.g.order))
 	for k := range out {
 		out[k] = d.o.Tensors[k].Elements
 	}
-	for _, b := range d.p.buckets {
+	for _, b := range d.g.buckets {
 		var sum int64
 		for _, g := range b.grads {
-			sum += out[d.p.grads[g].tensor]
+			sum += out[d.g.grads[g].tensor]
 		}
 		if n := d.v.collectives[b.collective].elements; n > 0 && n != sum {
 			d.note("the tensors file does not give the recorded bucket sizes if parameters are used in its order: the file is not used")
@@ -160,21 +160,21 @@ func (d *deriver) sizesFromFile() []int64 {
 }
 
 func (d *deriver) equalShares() ([]int64, error) {
-	out := make([]int64, len(d.p.order))
-	for k := range d.p.buckets {
-		b := &d.p.buckets[k]
+	out := make([]int64, len(d.g.order))
+	for k := range d.g.buckets {
+		b := &d.g.buckets[k]
 		n := d.v.collectives[b.collective].elements
 		if n < int64(len(b.grads)) || len(b.grads) == 0 {
-			if n := len(d.o.Tensors); n > 0 && n != len(d.p.order) {
-				return nil, d.v.t.fail("no collective sizes in this trace, and the tensors file is of another model: it has %d parameters, the trace %d gradients", n, len(d.p.order))
+			if n := len(d.o.Tensors); n > 0 && n != len(d.g.order) {
+				return nil, d.v.t.fail("no collective sizes in this trace, and the tensors file is of another model: it has %d parameters, the trace %d gradients", n, len(d.g.order))
 			}
-			return nil, d.v.t.fail("no collective sizes in this trace: it was recorded without shapes, or by a PyTorch without Kineto; give --tensors FILE with a line \"name elements dtype\" for each of the %d parameters, in named_parameters() order", len(d.p.order))
+			return nil, d.v.t.fail("no collective sizes in this trace: it was recorded without shapes, or by a PyTorch without Kineto; give --tensors FILE with a line \"name elements dtype\" for each of the %d parameters, in named_parameters() order", len(d.g.order))
 		}
 		share, rest := n/int64(len(b.grads)), n%int64(len(b.grads))
 		for pos, g := range b.grads {
-			out[d.p.grads[g].tensor] = share
+			out[d.g.grads[g].tensor] = share
 			if int64(pos) < rest {
-				out[d.p.grads[g].tensor]++
+				out[d.g.grads[g].tensor]++
 			}
 		}
 	}
@@ -192,10 +192,10 @@ func (d *deriver) equalShares() ([]int64, error) {
 func (d *deriver) nameTensors() {
 	counts := map[string]int{}
 	last, label, part := int32(-1), "", 0
-	for k, n := range d.p.order {
+	for k, n := range d.g.order {
 		fwd := int32(-1)
-		if g := &d.p.grads[n]; g.node >= 0 {
-			fwd = d.p.nodes[g.node].fwd
+		if g := &d.g.grads[n]; g.node >= 0 {
+			fwd = d.g.nodes[g.node].fwd
 		}
 		if fwd < 0 || fwd != last {
 			base := "parameter"
@@ -303,57 +303,31 @@ func matchSizes(a, b []int64) []int {
 
 // readsNothing lists backward nodes that do not read the parameter whose
 // gradient they produce: views and sums.
-var readsNothing = []string{"T", "Transpose", "View", "UnsafeView", "ReshapeAlias", "Permute", "Expand", "Slice", "Select", "Embedding", "Add", "Addmm"}
+var readsNothing = []string{"T", "Transpose", "View", "UnsafeView", "ReshapeAlias", "Permute", "Expand", "Slice", "Select", "Embedding", "Add"}
 
 // addReaders says which ops read each parameter and which contribute to its
 // gradient.
 func (d *deriver) addReaders() {
-	spans := map[int32]*opSpan{}
-	for k := range d.g.spans {
-		spans[d.g.spans[k].open] = &d.g.spans[k]
-	}
 	siblings := map[int32][]int32{} // nodes by forward op
-	for n := range d.p.nodes {
-		if f := d.p.nodes[n].fwd; f >= 0 {
+	for n := range d.g.nodes {
+		if f := d.g.nodes[n].fwd; f >= 0 {
 			siblings[f] = append(siblings[f], int32(n))
 		}
 	}
-	unread := 0
-	for n := range d.p.grads {
-		g := &d.p.grads[n]
+	for n := range d.g.grads {
+		g := &d.g.grads[n]
 		t := &d.job.Tensors[g.tensor]
 		if h := d.g.handOver[n]; h >= 0 {
 			t.Producers = append(t.Producers, h)
 		}
-		t.Producers = append(t.Producers, d.lastOp(spans[g.handOver], job.Backward)...) // adds to the micro-batches before
+		t.Producers = append(t.Producers, d.lastOp(d.g.span(g.handOver))...) // adds to the micro-batches before
 		for _, k := range [2]int32{g.node, g.also} {
-			if k < 0 {
-				continue
-			}
-			x := &d.p.nodes[k]
-			made := d.lastOp(spans[x.eval], job.Backward)
-			if len(made) == 0 {
-				made = d.streamBefore(spans[x.eval])
-			}
-			t.Producers = append(t.Producers, made...)
-			if x.fwd < 0 {
-				continue
-			}
-			t.Readers = append(t.Readers, d.readers(spans[x.fwd])...)
-			if x.first >= 0 && x.first != x.fwd {
-				t.Readers = append(t.Readers, d.readers(spans[x.first])...)
-			}
-			if own, _, _ := strings.Cut(x.kind, "Backward"); own == "Addmm" {
-				continue // its sum, which is the bias, is read in forward alone
-			}
-			for _, s := range siblings[x.fwd] {
-				kind, _, _ := strings.Cut(d.p.nodes[s].kind, "Backward")
-				if kind == "Addmm" || !slices.Contains(readsNothing, kind) {
-					t.Readers = append(t.Readers, d.ops(spans[d.p.nodes[s].eval], job.Backward)...)
-				}
+			if k >= 0 {
+				d.addUse(t, &d.g.nodes[k], siblings)
 			}
 		}
 	}
+	unread := 0
 	for k := range d.job.Tensors {
 		t := &d.job.Tensors[k]
 		t.Readers, t.Producers = ascending(t.Readers), ascending(t.Producers)
@@ -363,6 +337,33 @@ func (d *deriver) addReaders() {
 	}
 	if unread > 0 {
 		d.note("no op is known to read %d of %d parameters: plans treat them as read by the first op", unread, len(d.job.Tensors))
+	}
+}
+
+// addUse adds what one use of a parameter reads and makes: the node that
+// contributed to its gradient, the forward op of that, and the other nodes of
+// the forward op.
+func (d *deriver) addUse(t *job.Tensor, x *node, siblings map[int32][]int32) {
+	made := d.lastOp(d.g.span(x.eval))
+	if len(made) == 0 {
+		made = d.streamBefore(d.g.span(x.eval))
+	}
+	t.Producers = append(t.Producers, made...)
+	if x.fwd < 0 {
+		return
+	}
+	t.Readers = append(t.Readers, d.readers(d.g.span(x.fwd))...)
+	if x.first >= 0 && x.first != x.fwd {
+		t.Readers = append(t.Readers, d.readers(d.g.span(x.first))...)
+	}
+	if own, _, _ := strings.Cut(x.kind, "Backward"); own == "Addmm" {
+		return // its sum, which is the bias, is read in forward alone
+	}
+	for _, n := range siblings[x.fwd] {
+		s := &d.g.nodes[n]
+		if kind, _, _ := strings.Cut(s.kind, "Backward"); !slices.Contains(readsNothing, kind) {
+			t.Readers = append(t.Readers, d.ops(d.g.span(s.eval), job.Backward)...)
+		}
 	}
 }
 
@@ -379,20 +380,20 @@ func (d *deriver) ops(s *opSpan, phase job.Phase) (out []job.OpID) {
 	return out
 }
 
-// lastOp of a span, which on a stream is done after the others.
-func (d *deriver) lastOp(s *opSpan, phase job.Phase) []job.OpID {
-	ops := d.ops(s, phase)
+// lastOp of a backward span, which on a stream is done after the others.
+func (d *deriver) lastOp(s *opSpan) []job.OpID {
+	ops := d.ops(s, job.Backward)
 	return ops[max(len(ops)-1, 0):]
 }
 
 // streamBefore is the device op before a node that launches none: a view of
 // what it computes.
 func (d *deriver) streamBefore(s *opSpan) []job.OpID {
-	if s == nil || !d.job.HasDevice() {
+	if s == nil || !d.v.streams {
 		return nil
 	}
 	for n := s.next - 1; n >= 0; n-- {
-		if o := &d.job.Ops[n]; d.job.Lanes[o.Lane].Kind == job.Device && o.Phase == job.Backward {
+		if o := &d.job.Ops[n]; d.v.computes[o.Lane] && o.Phase == job.Backward {
 			return []job.OpID{n}
 		}
 	}
@@ -406,13 +407,9 @@ func (d *deriver) readers(s *opSpan) []job.OpID {
 	if s == nil || len(ops) > 0 {
 		return ops
 	}
-	kind := job.Host
-	if d.job.HasDevice() {
-		kind = job.Device
-	}
-	for n := int(s.next); n < len(d.job.Ops); n++ {
-		if o := &d.job.Ops[n]; d.job.Lanes[o.Lane].Kind == kind && (o.Phase == job.Forward || o.Phase == job.Backward) {
-			return []job.OpID{job.OpID(n)}
+	for n := max(s.next, 0); int(n) < len(d.job.Ops); n++ {
+		if o := &d.job.Ops[n]; d.v.computes[o.Lane] && (o.Phase == job.Forward || o.Phase == job.Backward) {
+			return []job.OpID{n}
 		}
 	}
 	return nil
@@ -424,14 +421,10 @@ func (d *deriver) addUpdaters() {
 	if d.addSingleUpdaters() {
 		return
 	}
-	kind := job.Host
-	if d.job.HasDevice() {
-		kind = job.Device
-	}
 	pick := func(optimizer bool) (all []job.OpID) {
 		for n := range d.g.ops {
 			o := &d.g.ops[n]
-			if o.Phase == job.Update && d.job.Lanes[o.Lane].Kind == kind && (o.optimizer || !optimizer) {
+			if o.Phase == job.Update && d.v.computes[o.Lane] && (o.optimizer || !optimizer) {
 				all = append(all, job.OpID(n))
 			}
 		}
@@ -449,7 +442,7 @@ func (d *deriver) addUpdaters() {
 }
 
 func (d *deriver) addSingleUpdaters() bool {
-	groups := d.v.updateGroups(&d.v.steps[d.stepOf()], len(d.p.order))
+	groups := d.v.updateGroups(&d.v.steps[d.g.step], len(d.g.order))
 	if groups == nil {
 		return false
 	}
@@ -467,14 +460,8 @@ func (d *deriver) addSingleUpdaters() bool {
 		d.note("which of the optimizer's ops update which parameter is unknown: all count for each")
 		return false
 	}
-	spans := map[int32]*opSpan{}
-	for k := range d.g.spans {
-		spans[d.g.spans[k].open] = &d.g.spans[k]
-	}
 	for k, n := range at {
-		ops := d.ops(spans[groups[n].first], job.Update)
-		slices.SortFunc(ops, cmp.Compare)
-		d.job.Tensors[k].Updaters = ops
+		d.job.Tensors[k].Updaters = d.ops(d.g.span(groups[n].first), job.Update)
 	}
 	return true
 }
@@ -505,7 +492,7 @@ func (d *deriver) joinStreams() {
 	}
 	joined := false
 	for l := range uses {
-		end := job.Op{Name: "end of step", Lane: job.LaneID(l), Phase: job.Update, Micro: int32(len(d.p.runs) - 1), Tensor: -1}
+		end := job.Op{Name: "end of step", Lane: job.LaneID(l), Phase: job.Update, Micro: int32(len(d.g.runs) - 1), Tensor: -1}
 		for u := range updates {
 			if u == l || len(uses[l]) == 0 || len(updates[u]) == 0 {
 				continue

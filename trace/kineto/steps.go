@@ -3,9 +3,12 @@ package kineto
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
+
 	"weft/job"
 )
 
@@ -96,8 +99,10 @@ type view struct {
 	syncs   []int32  // recorded waits of streams, by correlation
 
 	lanes    []job.Lane
-	lane     []int32 // of a row as compute lane; -1
+	lane     []int32 // of a row as host or device lane; -1
 	commLane []int32 // of a row as lane of transfers; -1
+	computes []bool  // by lane, as job.Job.Computes
+	streams  bool    // computation is on streams
 
 	collectives []collective
 	issued      map[int32]int32 // issuing event -> its first collective
@@ -252,6 +257,11 @@ func (v *view) findRows(mainRow uint16) {
 			add(v.commLane, r, job.Comm, "transfers on thread "+v.t.Rows[r].Tid)
 		}
 	}
+	j := job.Job{Lanes: v.lanes}
+	v.streams = j.HasDevice()
+	for l := range v.lanes {
+		v.computes = append(v.computes, j.Computes(job.LaneID(l)))
+	}
 }
 
 // nest works out which event lies in which. Older writers round times to
@@ -290,14 +300,39 @@ func (v *view) nest() {
 	}
 }
 
+// from is the position of the first event at or after a time in a list by start.
+func (v *view) from(events []int32, t int64) int {
+	n, _ := slices.BinarySearchFunc(events, t, func(i int32, t int64) int { return cmp.Compare(v.event(i).Start, t) })
+	return n
+}
+
 // within returns the events of a thread that start in [from, to).
 func (v *view) within(th *thread, from, to int64) []int32 {
-	at := func(t int64) int {
-		n, _ := slices.BinarySearchFunc(th.events, t, func(i int32, t int64) int { return cmp.Compare(v.event(i).Start, t) })
-		return n
+	first := v.from(th.events, from)
+	return th.events[first:max(first, v.from(th.events, to))]
+}
+
+// during yields the events of all threads that start in [from, to), thread by
+// thread.
+func (v *view) during(from, to int64) iter.Seq[int32] {
+	return func(yield func(int32) bool) {
+		for k := range v.threads {
+			for _, i := range v.within(&v.threads[k], from, to) {
+				if !yield(i) {
+					return
+				}
+			}
+		}
 	}
-	first := at(from)
-	return th.events[first:max(first, at(to))]
+}
+
+// stepAt is the position of the step that a time lies in; -1: none.
+func (v *view) stepAt(t int64) int {
+	n := sort.Search(len(v.steps), func(n int) bool { return v.steps[n].start > t })
+	if n == 0 || t >= v.steps[n-1].end {
+		return -1
+	}
+	return n - 1
 }
 
 // launched lists the device events of a launch, by start.
