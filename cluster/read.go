@@ -15,6 +15,7 @@ import (
 	"github.com/goccy/go-yaml/parser"
 	"github.com/goccy/go-yaml/token"
 
+	"weft/internal/fault"
 	"weft/internal/near"
 )
 
@@ -57,7 +58,7 @@ func Read(r io.Reader, name string) (*Cluster, error) {
 		s.Count = c.Nodes
 	}
 	if err := c.Validate(); err != nil {
-		return nil, d.locate(err)
+		return nil, fault.Locate(err, d.position)
 	}
 	return c, nil
 }
@@ -145,7 +146,7 @@ func (d *decoder) parse(text string) (ast.Node, error) {
 }
 
 func (d *decoder) errorf(t *token.Token, path, format string, args ...any) error {
-	return &fault{at: d.place(t), path: path, msg: fmt.Sprintf(format, args...)}
+	return fault.New(d.place(t), path, format, args...)
 }
 
 // first is the token that a node starts with.
@@ -168,22 +169,13 @@ func (d *decoder) place(t *token.Token) string {
 	return fmt.Sprintf("%s:%d:%d", d.file, t.Position.Line, t.Position.Column)
 }
 
-// locate adds the place of the field, or of the nearest one around it, to what
-// Validate found.
-func (d *decoder) locate(err error) error {
-	f, ok := errors.AsType[*fault](err)
-	if !ok {
-		return fmt.Errorf("%s: %w", d.file, err)
+// position is where a field stands; the whole is the file.
+func (d *decoder) position(path string) (at string, known bool) {
+	if path == "" {
+		return d.file, true
 	}
-	g := *f
-	g.at = d.file
-	for path := f.path; path != ""; path = path[:max(strings.LastIndexAny(path, ".["), 0)] {
-		if at, ok := d.places[path]; ok {
-			g.at = at
-			break
-		}
-	}
-	return &g
+	at, known = d.places[path]
+	return at, known
 }
 
 // field is one key of a mapping and how its value is read.

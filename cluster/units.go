@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"weft/internal/fault"
 	"weft/internal/near"
 )
 
@@ -104,30 +105,16 @@ func formatRate(bytes float64) string     { return format(bytes*8, bandwidthUnit
 func formatSize(b int64) string           { return format(float64(b), sizeUnits, "B") }
 
 // ParseKind is the inverse of [Kind.String].
-func ParseKind(s string) (Kind, error) { return parseName[Kind]("transfer kind", s, kindNames) }
+func ParseKind(s string) (Kind, error) { return near.Parse[Kind]("transfer kind", s, kindNames) }
 
 // ParseAlgorithm is the inverse of [Algorithm.String].
 func ParseAlgorithm(s string) (Algorithm, error) {
-	return parseName[Algorithm]("algorithm", s, algorithmNames)
+	return near.Parse[Algorithm]("algorithm", s, algorithmNames)
 }
 
-func parseName[T ~uint8](what, s string, names []string) (T, error) {
-	for i, n := range names {
-		if n == s {
-			return T(i), nil
-		}
-	}
-	return 0, fmt.Errorf("unknown %s %q%s", what, s, near.Hint(s, names))
-}
-
-// MarshalText and UnmarshalText use the name, so that files of other packages
-// that hold a Kind spell it alike.
+// MarshalText is the name, so that files of other packages that hold a Kind
+// spell it alike.
 func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
-
-func (k *Kind) UnmarshalText(b []byte) (err error) {
-	*k, err = ParseKind(string(b))
-	return err
-}
 
 // ParseLink reads a link as flags give it: parts separated by commas, in any
 // order. A part with a unit of bandwidth or of time alone is the bandwidth or
@@ -179,8 +166,7 @@ func ParseLink(s string) (Link, error) {
 		return Link{}, fmt.Errorf("link %q: no bandwidth; write it as in 10Gbit,25us", s)
 	}
 	if err := l.check("link"); err != nil {
-		f := err.(*fault)
-		return Link{}, fmt.Errorf("link %q: %s: %s", s, f.path, f.msg)
+		return Link{}, fault.Locate(err, func(string) (string, bool) { return fmt.Sprintf("link %q", s), true })
 	}
 	return l, nil
 }

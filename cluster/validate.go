@@ -5,6 +5,8 @@ import (
 	"math"
 	"unicode"
 	"unicode/utf8"
+
+	"weft/internal/fault"
 )
 
 // Limits of a cluster.
@@ -16,22 +18,8 @@ const (
 	MaxBytes   = 1 << 53
 )
 
-// fault is what is wrong with a cluster, and where.
-type fault struct {
-	at   string // file:line:column; "cluster" if it is not from a file
-	path string // the field in the words of the file: links[0].latency; may be empty
-	msg  string
-}
-
-func (f *fault) Error() string {
-	if f.path == "" {
-		return f.at + ": " + f.msg
-	}
-	return f.at + ": " + f.path + ": " + f.msg
-}
-
 func faultf(path, format string, args ...any) error {
-	return &fault{"cluster", path, fmt.Sprintf(format, args...)}
+	return fault.New("cluster", path, format, args...)
 }
 
 // Validate reports the first thing that is wrong with the cluster, or nil. A

@@ -82,7 +82,7 @@ func TestReadErrors(t *testing.T) {
 		{example, ``, "job: line 1: empty file"},
 		{example, `[]`, "job: line 1: an object expected, not a ["},
 		{`"version":1`, `"version":2`, "job: line 2: version: 2; this program reads version 1"},
-		{`"version":1,`, ``, `job: line 15: "version" is missing`},
+		{`"version":1,`, ``, `job: line 1: "version" is missing`},
 		{`"name":"tiny"`, `"nam":"tiny"`, `job: line 3: nam: unknown field; did you mean "name"?`},
 		{`"name":"tiny"`, `"n\u0061m":"tiny"`, `job: line 3: nam: unknown field; did you mean "name"?`},
 		{`"name":"tiny"`, `"n\u0061me":3`, "job: line 3: name: a string expected, not a number"},

@@ -171,8 +171,7 @@ func (j *Job) HasDevice() bool {
 	return false
 }
 
-// Steps of naming: each enumeration has one spelling, used in files, flags and
-// messages.
+// Each enumeration has one spelling, used in files, flags and messages.
 var (
 	modeNames  = []string{"per-tensor", "global"}
 	laneNames  = []string{"host", "device", "comm"}
@@ -220,32 +219,16 @@ func ParseDType(s string) (DType, error) {
 }
 
 // ParseMode is the inverse of [Mode.String].
-func ParseMode(s string) (Mode, error) { return parse[Mode]("update mode", s, modeNames) }
+func ParseMode(s string) (Mode, error) { return near.Parse[Mode]("update mode", s, modeNames) }
 
-func parseLaneKind(s string) (LaneKind, error) { return parse[LaneKind]("lane kind", s, laneNames) }
-func parsePhase(s string) (Phase, error)       { return parse[Phase]("phase", s, phaseNames) }
-func parseRole(s string) (Role, error)         { return parse[Role]("role", s, roleNames) }
-
-func parse[T ~uint8](what, s string, names []string) (T, error) {
-	for i, n := range names {
-		if n == s {
-			return T(i), nil
-		}
-	}
-	return 0, fmt.Errorf("unknown %s %q%s", what, s, near.Hint(s, names))
+func parseLaneKind(s string) (LaneKind, error) {
+	return near.Parse[LaneKind]("lane kind", s, laneNames)
 }
+func parsePhase(s string) (Phase, error) { return near.Parse[Phase]("phase", s, phaseNames) }
+func parseRole(s string) (Role, error)   { return near.Parse[Role]("role", s, roleNames) }
 
-func (d DType) MarshalText() ([]byte, error)    { return []byte(d.String()), nil }
-func (m Mode) MarshalText() ([]byte, error)     { return []byte(m.String()), nil }
-func (k LaneKind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
-func (p Phase) MarshalText() ([]byte, error)    { return []byte(p.String()), nil }
-func (r Role) MarshalText() ([]byte, error)     { return []byte(r.String()), nil }
-
-func (d *DType) UnmarshalText(b []byte) (err error)    { *d, err = ParseDType(string(b)); return }
-func (m *Mode) UnmarshalText(b []byte) (err error)     { *m, err = ParseMode(string(b)); return }
-func (k *LaneKind) UnmarshalText(b []byte) (err error) { *k, err = parseLaneKind(string(b)); return }
-func (p *Phase) UnmarshalText(b []byte) (err error)    { *p, err = parsePhase(string(b)); return }
-func (r *Role) UnmarshalText(b []byte) (err error)     { *r, err = parseRole(string(b)); return }
+// UnmarshalText reads the name of a phase, for files of other packages.
+func (p *Phase) UnmarshalText(b []byte) (err error) { *p, err = parsePhase(string(b)); return }
 
 var dtypeAliases = func() map[string]DType {
 	m := map[string]DType{

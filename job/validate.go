@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"weft/internal/fault"
 )
 
 // Limits of a job. They keep sums of times and sizes exact enough to work with
@@ -15,26 +17,8 @@ const (
 	MaxTime    = 1e12 // microseconds, all ops and collectives of an iteration together: 11 days
 )
 
-// fault is what is wrong with a job, and where.
-type fault struct {
-	line int    // of the file, from 1; 0: not read from a file, or not known
-	path string // ops[17].deps[2]
-	msg  string
-}
-
-func (f *fault) Error() string {
-	s := "job: "
-	if f.line > 0 {
-		s += fmt.Sprintf("line %d: ", f.line)
-	}
-	if f.path != "" {
-		s += f.path + ": "
-	}
-	return s + f.msg
-}
-
 func faultf(path, format string, args ...any) error {
-	return &fault{path: path, msg: fmt.Sprintf(format, args...)}
+	return fault.New("job", path, format, args...)
 }
 
 // Validate reports the first thing that is wrong with the job, or nil. It

@@ -11,64 +11,18 @@ import (
 	"weft/job"
 )
 
-// The file format, docs/plan.md. A member is a pointer where its absence must
-// be told from 0.
+// Members of the file that not every transfer and gate has; nil: left out.
 type (
-	planFile struct {
-		Version      int              `json:"version"`
-		Policy       string           `json:"policy"`
-		Tensors      string           `json:"tensors_fingerprint"`
-		Ops          string           `json:"ops_fingerprint"`
-		Period       int              `json:"period"`
-		Copies       bool             `json:"copies"`
-		Buffers      int              `json:"buffers"`
-		MaxDelay     int              `json:"max_delay"`
-		MaxStaleness int              `json:"max_staleness"`
-		UpdateRate   float64          `json:"update_rate"`
-		Notes        []string         `json:"notes"`
-		Generations  []generationFile `json:"generations"`
-		Updates      []updateFile     `json:"updates"`
-		Order        []*[]job.OpID    `json:"order"` // null: a lane as recorded
-		Buckets      []bucketFile     `json:"buckets"`
-		Programs     []programFile    `json:"programs"`
-	}
-	generationFile struct {
-		First  *int `json:"first"`
-		Length *int `json:"length"`
-	}
-	updateFile struct {
-		Generation *int           `json:"generation"`
-		At         *Point         `json:"at"`
-		Iteration  *int           `json:"iteration"`
-		Tensors    []job.TensorID `json:"tensors,omitzero"`
-	}
-	bucketFile struct {
-		Slices []sliceFile `json:"slices"`
-	}
-	sliceFile struct {
-		Tensor *job.TensorID `json:"tensor"`
-		Offset *int64        `json:"offset"`
-		Length *int64        `json:"length"`
-	}
-	programFile struct {
-		Link      string         `json:"link"`
-		Window    windowFile     `json:"window"`
-		Transfers []transferFile `json:"transfers"`
-	}
-	windowFile struct {
-		Transfers int   `json:"transfers,omitzero"`
-		Bytes     int64 `json:"bytes,omitzero"`
-	}
 	transferFile struct {
-		Kind       *cluster.Kind `json:"kind"`
-		Bucket     *int          `json:"bucket,omitzero"`
-		Generation *int          `json:"generation,omitzero"`
-		Collective *int          `json:"collective,omitzero"`
-		Iteration  *int          `json:"iteration,omitzero"`
-		Gates      []gateFile    `json:"gates,omitempty"`
+		Kind       cluster.Kind `json:"kind"`
+		Bucket     *int         `json:"bucket,omitzero"`
+		Generation *int         `json:"generation,omitzero"`
+		Collective *int         `json:"collective,omitzero"`
+		Iteration  *int         `json:"iteration,omitzero"`
+		Gates      []gateFile   `json:"gates,omitempty"`
 	}
 	gateFile struct {
-		Kind      *GateKind `json:"kind"`
+		Kind      GateKind  `json:"kind"`
 		Op        *job.OpID `json:"op,omitzero"`
 		Iteration *int      `json:"iteration,omitzero"`
 		Link      *int      `json:"link,omitzero"`
@@ -107,37 +61,33 @@ func (p *Plan) encode() ([]byte, error) {
 	e.member("max_staleness", p.MaxStaleness)
 	e.member("update_rate", p.UpdateRate)
 	if len(p.Notes) > 0 {
-		list(e, "notes", p.Notes, func(s *string) any { return s })
+		list(e, "notes", p.Notes)
 	}
-	list(e, "generations", p.Generations, func(g *Generation) any {
-		return generationFile{&g.First, &g.Length}
-	})
-	list(e, "updates", p.Updates, func(u *Update) any {
-		return updateFile{&u.Generation, &u.At, &u.Iteration, u.Tensors}
-	})
+	list(e, "generations", p.Generations)
+	list(e, "updates", p.Updates)
 	if p.Order != nil {
-		list(e, "order", p.Order, func(ids *[]job.OpID) any {
-			if *ids == nil {
-				return nil
+		e.open("order", '[')
+		for _, ids := range p.Order {
+			if ids == nil {
+				e.member("", nil)
+			} else {
+				e.member("", ids)
 			}
-			return ids
-		})
-	}
-	list(e, "buckets", p.Buckets, func(b *Bucket) any {
-		f := bucketFile{make([]sliceFile, len(b.Slices))}
-		for i := range b.Slices {
-			s := &b.Slices[i]
-			f.Slices[i] = sliceFile{&s.Tensor, &s.Offset, &s.Length}
 		}
-		return f
-	})
+		e.close(']')
+	}
+	list(e, "buckets", p.Buckets)
 	e.open("programs", '[')
 	for i := range p.Programs {
 		x := &p.Programs[i]
 		e.open("", '{')
 		e.member("link", x.Link)
-		e.member("window", windowFile(x.Window))
-		list(e, "transfers", x.Transfers, func(t *Transfer) any { return t.file() })
+		e.member("window", x.Window)
+		e.open("transfers", '[')
+		for k := range x.Transfers {
+			e.member("", x.Transfers[k].file())
+		}
+		e.close(']')
 		e.close('}')
 	}
 	e.close(']')
@@ -150,7 +100,7 @@ func (p *Plan) encode() ([]byte, error) {
 }
 
 func (t *Transfer) file() transferFile {
-	f := transferFile{Kind: &t.Kind, Gates: make([]gateFile, len(t.Gates))}
+	f := transferFile{Kind: t.Kind, Gates: make([]gateFile, len(t.Gates))}
 	if t.Bucket >= 0 {
 		f.Bucket, f.Generation = &t.Bucket, &t.Generation
 	} else {
@@ -163,7 +113,7 @@ func (t *Transfer) file() transferFile {
 }
 
 func (g *Gate) file() gateFile {
-	f := gateFile{Kind: &g.Kind}
+	f := gateFile{Kind: g.Kind}
 	switch g.Kind {
 	case OpDone:
 		f.Op, f.Iteration = &g.Op, &g.Iteration
@@ -238,10 +188,13 @@ func (e *encoder) optional(name string, v any, present bool) {
 }
 
 // list writes an array, an element a line.
-func list[T any](e *encoder, name string, all []T, file func(*T) any) {
+func list[T any](e *encoder, name string, all []T) {
 	e.open(name, '[')
 	for i := range all {
-		e.member("", file(&all[i]))
+		e.member("", &all[i])
 	}
 	e.close(']')
 }
+
+func (g GateKind) MarshalText() ([]byte, error) { return []byte(g.String()), nil }
+func (p Point) MarshalText() ([]byte, error)    { return []byte(p.String()), nil }

@@ -25,7 +25,8 @@ type Plan struct {
 	// later one where its predecessor ends, and their lengths sum to Period.
 	Generations []Generation
 
-	// Order is the compute order by lane; nil: as recorded.
+	// Order is the compute order: for each lane of the job but comm lanes, its
+	// ops in the order that they run in; nil: as recorded, one lane or all.
 	Order [][]job.OpID
 
 	// Copies keeps the recorded library's copies into and out of buckets (one
@@ -48,7 +49,8 @@ type Plan struct {
 // Generation is a run of consecutive iterations whose gradients are summed
 // locally and then reduced together.
 type Generation struct {
-	First, Length int // iterations, relative to the period
+	First  int `json:"first"`  // iteration, relative to the period
+	Length int `json:"length"` // iterations
 }
 
 // Last is the generation's last iteration, relative to the period.
@@ -56,13 +58,14 @@ func (g Generation) Last() int { return g.First + g.Length - 1 }
 
 // Bucket is an ordered list of slices reduced together.
 type Bucket struct {
-	Slices []Slice
+	Slices []Slice `json:"slices"`
 }
 
 // Slice is Length elements of a tensor's gradient, from Offset.
 type Slice struct {
-	Tensor         job.TensorID
-	Offset, Length int64
+	Tensor job.TensorID `json:"tensor"`
+	Offset int64        `json:"offset"`
+	Length int64        `json:"length"`
 }
 
 // Program is the ordered transfers of one link in one period. They are
@@ -78,8 +81,8 @@ type Program struct {
 // while fewer than Transfers transfers and fewer than Bytes bytes are
 // incomplete, so the bytes may exceed the limit by one transfer. 0: no limit.
 type Window struct {
-	Transfers int
-	Bytes     int64
+	Transfers int   `json:"transfers,omitzero"`
+	Bytes     int64 `json:"bytes,omitzero"`
 }
 
 // Transfer is one communication: of a bucket of a generation, or a repetition
@@ -138,12 +141,12 @@ const (
 
 // Update applies a generation to tensors.
 type Update struct {
-	Generation int            // 0 <= Generation < len(Generations)
-	Tensors    []job.TensorID // nil: all
-	At         Point
+	Generation int   `json:"generation"` // 0 <= Generation < len(Generations)
+	At         Point `json:"at"`
 	// Iteration, relative to the period, is the last that still reads the old
 	// value: its delay is Iteration - Generations[Generation].Last().
-	Iteration int
+	Iteration int            `json:"iteration"`
+	Tensors   []job.TensorID `json:"tensors,omitzero"` // nil: all
 }
 
 var (

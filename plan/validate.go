@@ -6,36 +6,19 @@ import (
 	"slices"
 
 	"weft/cluster"
+	"weft/internal/fault"
 )
 
 // Limits of a plan. They keep the work that a hostile file can ask for bounded.
 const (
 	maxPeriod  = 1 << 16 // iterations
 	maxHorizon = 1 << 20 // iterations or generations that a plan looks back or ahead
-	maxSlices  = 1 << 24 // over all transfers of a period
+	maxSlices  = 1 << 24 // over all transfers of a period; no list of a file is longer
 	maxBuffers = 1 << 16
 )
 
-// fault is what is wrong with a plan, and where.
-type fault struct {
-	line int    // of the file, from 1; 0: not read from a file, or not known
-	path string // programs[0].transfers[17].bucket
-	msg  string
-}
-
-func (f *fault) Error() string {
-	s := "plan: "
-	if f.line > 0 {
-		s += fmt.Sprintf("line %d: ", f.line)
-	}
-	if f.path != "" {
-		s += f.path + ": "
-	}
-	return s + f.msg
-}
-
 func faultf(path, format string, args ...any) error {
-	return &fault{path: path, msg: fmt.Sprintf(format, args...)}
+	return fault.New("plan", path, format, args...)
 }
 
 // validate reports the first thing that is wrong with the plan taken alone:

@@ -3,7 +3,6 @@ package timeline
 import (
 	"bufio"
 	"cmp"
-	"encoding"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +14,7 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
+	"weft/internal/near"
 	"weft/job"
 )
 
@@ -595,19 +595,10 @@ func (c *chromeReader) syntax(err error) error {
 	return c.fail(at, "%w", err)
 }
 
-var (
-	_ encoding.TextMarshaler   = LaneKind(0)
-	_ encoding.TextUnmarshaler = (*LaneKind)(nil)
-)
-
 // MarshalText and UnmarshalText spell a lane kind as files do.
 func (k LaneKind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
-func (k *LaneKind) UnmarshalText(b []byte) error {
-	i := slices.Index(laneNames, string(b))
-	if i < 0 {
-		return fmt.Errorf("unknown lane kind %q; known: %v", b, laneNames)
-	}
-	*k = LaneKind(i)
-	return nil
+func (k *LaneKind) UnmarshalText(b []byte) (err error) {
+	*k, err = near.Parse[LaneKind]("lane kind", string(b), laneNames)
+	return err
 }

@@ -11,7 +11,7 @@ import (
 	"weft/job"
 )
 
-func near(a, b float64) bool { return math.Abs(a-b) <= 1e-9*max(1, math.Abs(a), math.Abs(b)) }
+func about(a, b float64) bool { return math.Abs(a-b) <= 1e-9*max(1, math.Abs(a), math.Abs(b)) }
 
 func TestRX(t *testing.T) {
 	m := rx().Metrics(0, 1)
@@ -32,7 +32,7 @@ func TestRX(t *testing.T) {
 		{"E", b.Efficiency(), 10. / 21}, // (48 - 38)/(48 - 27)
 		{"S", b.Speedup(), 21. / 27},    // (48 - 27)/27
 	} {
-		if !near(c.got, c.want) {
+		if !about(c.got, c.want) {
 			t.Errorf("%s: got %v, want %v", c.name, c.got, c.want)
 		}
 	}
@@ -47,7 +47,7 @@ func TestRX(t *testing.T) {
 	if !slices.Equal(m.Transfers, want) {
 		t.Errorf("transfers:\n got %v\nwant %v", m.Transfers, want)
 	}
-	if got := m.Transfers[0].Bandwidth(); !near(got, 7./9*8e6) {
+	if got := m.Transfers[0].Bandwidth(); !about(got, 7./9*8e6) {
 		t.Errorf("bandwidth of ar4: got %v, want 7 bytes in 9 us, 6.22e6 bit/s", got)
 	}
 }
@@ -68,7 +68,7 @@ func TestBreakdown(t *testing.T) {
 		{"waits for peers longer than transfers take", Breakdown{Iteration: 50, Computation: 20, Communication: 10, Exposed: 30}, 0, 0.5, -2, 0.5},
 		{"nothing", Breakdown{}, 0, 0, 1, 0},
 	} {
-		if got := []float64{c.b.Hidden(), c.b.Coverage(), c.b.Efficiency(), c.b.Speedup()}; !slices.EqualFunc(got, []float64{c.hidden, c.cr, c.efficiency, c.sp}, near) {
+		if got := []float64{c.b.Hidden(), c.b.Coverage(), c.b.Efficiency(), c.b.Speedup()}; !slices.EqualFunc(got, []float64{c.hidden, c.cr, c.efficiency, c.sp}, about) {
 			t.Errorf("%s: hidden, coverage, E, S: got %v, want %v", c.name, got, []float64{c.hidden, c.cr, c.efficiency, c.sp})
 		}
 	}
@@ -238,7 +238,7 @@ func TestMetricsProperties(t *testing.T) {
 			if s := b.Speedup(); !(s >= 0 && s <= 1) {
 				t.Fatalf("breakdown %d: S = %v is not within 0 to 1: %+v", i, s, b)
 			}
-			if b.Exposed <= b.Communication && !near(b.Hidden()+b.Exposed, b.Communication) {
+			if b.Exposed <= b.Communication && !about(b.Hidden()+b.Exposed, b.Communication) {
 				t.Fatalf("breakdown %d: hidden %v + exposed %v is not the communication %v", i, b.Hidden(), b.Exposed, b.Communication)
 			}
 			for _, part := range []float64{b.Computation, b.Communication, b.Exposed, b.Idle} {
@@ -270,7 +270,7 @@ func TestMetricsOfExpanded(t *testing.T) {
 		if a.Worst != b.Worst || a.WorstRank != b.WorstRank {
 			t.Fatalf("worst: rank %d %+v, expanded rank %d %+v", a.WorstRank, a.Worst, b.WorstRank, b.Worst)
 		}
-		same := func(a, b []float64) bool { return slices.EqualFunc(a, b, near) }
+		same := func(a, b []float64) bool { return slices.EqualFunc(a, b, about) }
 		if !same([]float64{a.Mean.Iteration, a.Mean.Computation, a.Mean.Communication, a.Mean.Exposed, a.Mean.Idle},
 			[]float64{b.Mean.Iteration, b.Mean.Computation, b.Mean.Communication, b.Mean.Exposed, b.Mean.Idle}) {
 			t.Fatalf("mean: %+v, expanded %+v", a.Mean, b.Mean)

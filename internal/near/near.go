@@ -3,13 +3,14 @@ package near
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
-// Of is the word of known nearest to word by edit distance, or "" if none is
+// nearest is the word of known nearest to word by edit distance, or "" if none is
 // near: equal but for case, or else within a third of the longer word and at
 // least one edit.
-func Of(word string, known []string) string {
+func nearest(word string, known []string) string {
 	if len(word) > 64 { // no known word is that long; keep the search bounded
 		return ""
 	}
@@ -29,10 +30,19 @@ func Of(word string, known []string) string {
 // Hint ends a message about an unknown word: with the near one, or else with
 // all known ones.
 func Hint(word string, known []string) string {
-	if k := Of(word, known); k != "" {
+	if k := nearest(word, known); k != "" {
 		return fmt.Sprintf("; did you mean %q?", k)
 	}
 	return fmt.Sprintf("; known: %v", known)
+}
+
+// Parse is the position of a name among those of an enumeration. what names the
+// enumeration in the error, which ends with a [Hint].
+func Parse[E ~uint8](what, name string, names []string) (E, error) {
+	if i := slices.Index(names, name); i >= 0 {
+		return E(i), nil
+	}
+	return 0, fmt.Errorf("unknown %s %q%s", what, name, Hint(name, names))
 }
 
 // distance is the number of inserted, deleted, changed or swapped neighbouring

@@ -2,7 +2,7 @@ package near
 
 import "testing"
 
-func TestOf(t *testing.T) {
+func TestNearest(t *testing.T) {
 	known := []string{"bandwidth", "latency", "name", "nodes"}
 	for _, c := range []struct{ word, want string }{
 		{"bandwith", "bandwidth"}, // one deleted
@@ -14,8 +14,8 @@ func TestOf(t *testing.T) {
 		{"", ""},
 		{"throughput", ""},
 	} {
-		if got := Of(c.word, known); got != c.want {
-			t.Errorf("Of(%q) = %q, want %q", c.word, got, c.want)
+		if got := nearest(c.word, known); got != c.want {
+			t.Errorf("nearest(%q) = %q, want %q", c.word, got, c.want)
 		}
 	}
 }
@@ -31,5 +31,17 @@ func TestDistance(t *testing.T) {
 		if got := distance(c.a, c.b); got != c.want {
 			t.Errorf("distance(%q, %q) = %d, want %d", c.a, c.b, got, c.want)
 		}
+	}
+}
+
+func TestParse(t *testing.T) {
+	names := []string{"", "copy-in", "copy-out"}
+	for i, name := range names {
+		if got, err := Parse[uint8]("role", name, names); int(got) != i || err != nil {
+			t.Errorf("%q: %d, %v", name, got, err)
+		}
+	}
+	if _, err := Parse[uint8]("role", "copy-un", names); err == nil || err.Error() != `unknown role "copy-un"; did you mean "copy-in"?` {
+		t.Error(err)
 	}
 }
