@@ -36,6 +36,11 @@ type Bound struct {
 // D + A + alpha + beta·bytes(S). X is tried as the first backward op of each lane.
 func Synchronous(j *job.Job, c *cluster.Cluster) (Bound, error) {
 	s, _ := j.Strip(false)
+	for k := range s.Tensors { // a plan may move updates, to another lane too
+		for _, o := range s.Tensors[k].Updaters {
+			s.Ops[o].Time = 0
+		}
+	}
 	g, err := newGraph(s)
 	if err != nil {
 		return Bound{}, err

@@ -67,7 +67,7 @@ func Job(t *rapid.T) *job.Job {
 			}
 		}
 		for k := n - 1; k >= 0; k-- {
-			x := b.op(fmt.Sprint("b", k), job.Backward, micro)
+			x := b.op(fmt.Sprint("b", k), job.Backward, micro, j.Tensors[k].Readers...)
 			j.Tensors[k].Producers = append(j.Tensors[k].Producers, x)
 			if copies {
 				c := b.op(fmt.Sprint("copy", k), job.Runtime, micro, x)
