@@ -43,64 +43,63 @@ func (c *Cluster) Cost(link int, k Kind, bytes int64) (Cost, error) {
 // a port each way, and the slower kind of hop sets the pace.
 func (c *Cluster) collective(l *Link, k Kind, bytes float64) Cost {
 	if c.PerNode == 1 || c.Inside == nil {
-		return l.cost(rounds(l.Algorithm, k, c.World()), bytes)
+		return l.cost(roundsOf(l.Algorithm, k, c.World()), bytes)
 	}
 	if l.Algorithm == Ring && c.Nodes > 1 {
-		flat := rounds(Ring, k, c.World())
+		flat := roundsOf(Ring, k, c.World())
 		between, inside := l.cost(flat, bytes), c.Inside.cost(flat, bytes)
 		return Cost{max(between.Alpha, inside.Alpha), max(between.Wire, inside.Wire)}
 	}
-	inside := c.Inside.cost(rounds(Ring, k, c.PerNode), bytes)
-	between := l.cost(rounds(l.Algorithm, k, c.Nodes), bytes)
+	inside := c.Inside.cost(roundsOf(Ring, k, c.PerNode), bytes)
+	between := l.cost(roundsOf(l.Algorithm, k, c.Nodes), bytes)
 	return Cost{inside.Alpha + between.Alpha, inside.Wire + between.Wire}
 }
 
 // cost is the price of rounds over one link.
-func (l *Link) cost(r Rounds, bytes float64) Cost {
+func (l *Link) cost(r rounds, bytes float64) Cost {
 	return Cost{r.Steps * l.Latency, r.Share * bytes * 8 / l.Bandwidth * 1e6}
 }
 
-// Rounds is what a collective asks of the busiest port: how many latency steps
+// rounds is what a collective asks of the busiest port: how many latency steps
 // follow each other, and how many times the collective's bytes go through it.
-type Rounds struct{ Steps, Share float64 }
+type rounds struct{ Steps, Share float64 }
 
-// rounds is the table of algorithms for m ports.
-func rounds(a Algorithm, k Kind, m int) Rounds {
+// roundsOf is the table of algorithms for m ports.
+func roundsOf(a Algorithm, k Kind, m int) rounds {
 	if m == 1 {
-		return Rounds{}
+		return rounds{}
 	}
 	n := float64(m)
 	switch {
 	case a == HalvingDoubling:
 		return halvingDoubling(k, m)
 	case a == Tree && k == AllReduce: // two trees, each with half the bytes, up and down
-		return Rounds{2 * ceilLog2(m), min(2, n/2)}
+		return rounds{2 * ceilLog2(m), min(2, n/2)}
 	case a == Tree && k == Broadcast:
-		return Rounds{ceilLog2(m), 1}
+		return rounds{ceilLog2(m), 1}
 	case k == AllReduce:
-		return Rounds{2 * (n - 1), 2 * (n - 1) / n}
+		return rounds{2 * (n - 1), 2 * (n - 1) / n}
 	case k == Broadcast: // a pipeline of small pieces along the ring
-		return Rounds{n - 1, 1}
+		return rounds{n - 1, 1}
 	}
-	return Rounds{n - 1, (n - 1) / n} // ReduceScatter, AllGather
+	return rounds{n - 1, (n - 1) / n} // ReduceScatter, AllGather
 }
 
 // halvingDoubling runs between core ports, the largest power of two; each port
 // beyond has a partner among them that it hands its data before and gets the
 // result from after.
-func halvingDoubling(k Kind, m int) Rounds {
+func halvingDoubling(k Kind, m int) rounds {
 	log := bits.Len(uint(m)) - 1
 	core := float64(int(1) << log)
-	half := Rounds{float64(log), (core - 1) / core} // one pass: halving or doubling
-	var r Rounds
-	var extra Rounds
+	half := rounds{float64(log), (core - 1) / core} // one pass: halving or doubling
+	var r, extra rounds
 	switch k {
 	case AllReduce:
-		r, extra = Rounds{2 * half.Steps, 2 * half.Share}, Rounds{2, 2}
+		r, extra = rounds{2 * half.Steps, 2 * half.Share}, rounds{2, 2}
 	case Broadcast: // scatter by halving, all-gather by doubling; the root is a core port
-		r, extra = Rounds{2 * half.Steps, 2 * half.Share}, Rounds{1, 1}
+		r, extra = rounds{2 * half.Steps, 2 * half.Share}, rounds{1, 1}
 	default:
-		r, extra = half, Rounds{2, 1 + 1/float64(m)}
+		r, extra = half, rounds{2, 1 + 1/float64(m)}
 	}
 	if int(core) < m {
 		r.Steps += extra.Steps

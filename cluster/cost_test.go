@@ -326,16 +326,16 @@ func TestRingBroadcastAgainstPieces(t *testing.T) {
 func TestHalvingDoublingBroadcast(t *testing.T) {
 	for _, c := range []struct {
 		m    int
-		want Rounds
+		want rounds
 	}{
-		{2, Rounds{2, 1}},             // 1/2, 1/2
-		{4, Rounds{4, 1.5}},           // 1/2 + 1/4, 1/4 + 1/2
-		{5, Rounds{5, 2.5}},           // and all to the fifth
-		{8, Rounds{6, 1.75}},          // 1/2 + 1/4 + 1/8, twice
-		{15, Rounds{7, 1.75 + 1}},     // seven ports beyond eight, at the same time
-		{16, Rounds{8, 2 * 15. / 16}}, // 15/16, twice
+		{2, rounds{2, 1}},             // 1/2, 1/2
+		{4, rounds{4, 1.5}},           // 1/2 + 1/4, 1/4 + 1/2
+		{5, rounds{5, 2.5}},           // and all to the fifth
+		{8, rounds{6, 1.75}},          // 1/2 + 1/4 + 1/8, twice
+		{15, rounds{7, 1.75 + 1}},     // seven ports beyond eight, at the same time
+		{16, rounds{8, 2 * 15. / 16}}, // 15/16, twice
 	} {
-		if got := rounds(HalvingDoubling, Broadcast, c.m); got != c.want {
+		if got := roundsOf(HalvingDoubling, Broadcast, c.m); got != c.want {
 			t.Errorf("%d ports: %v, want %v", c.m, got, c.want)
 		}
 	}
@@ -379,18 +379,18 @@ func TestTreeAgainstTwoTrees(t *testing.T) {
 		for v := 1; v <= m; v++ {
 			share = max(share, out[v]+in[v]) // up, and down again with out and in exchanged
 		}
-		got := rounds(Tree, AllReduce, m)
+		got := roundsOf(Tree, AllReduce, m)
 		if got.Share != share {
 			t.Errorf("%d ports: share %v, of the trees %v", m, got.Share, share)
 		}
 		if low := 2 * float64(depth); got.Steps < low || got.Steps > low+2 {
 			t.Errorf("%d ports: %v steps, the trees are %d deep", m, got.Steps, depth)
 		}
-		if b := rounds(Tree, Broadcast, m); b.Steps != got.Steps/2 || b.Share != 1 {
+		if b := roundsOf(Tree, Broadcast, m); b.Steps != got.Steps/2 || b.Share != 1 {
 			t.Errorf("%d ports: broadcast %v", m, b)
 		}
 		for _, k := range []Kind{ReduceScatter, AllGather} {
-			if rounds(Tree, k, m) != rounds(Ring, k, m) {
+			if roundsOf(Tree, k, m) != roundsOf(Ring, k, m) {
 				t.Errorf("%v by trees is not the ring's", k)
 			}
 		}

@@ -47,7 +47,7 @@ func startup(points []Point) float64 {
 }
 
 // AlphaBeta is the line alpha + beta·bytes that stands for Cost: exact where a
-// formula prices the kind, the regression of [FitLine] over a measured curve.
+// formula prices the kind, the regression of fitLine over a measured curve.
 // Alpha is microseconds, beta microseconds a byte. The errors are Cost's.
 func (c *Cluster) AlphaBeta(link int, k Kind) (alpha, beta float64, err error) {
 	cost, err := c.Cost(link, k, 1)
@@ -55,16 +55,16 @@ func (c *Cluster) AlphaBeta(link int, k Kind) (alpha, beta float64, err error) {
 		return 0, 0, err
 	}
 	if points := curve(c.Links[link].Curve, k); len(points) > 0 {
-		return FitLine(points)
+		return fitLine(points)
 	}
 	return cost.Alpha, cost.Wire, nil
 }
 
-// FitLine is the line alpha + beta·bytes with the least squared error over the
+// fitLine is the line alpha + beta·bytes with the least squared error over the
 // points, of which it ignores the kind. Neither is negative: where the best
 // alpha would be, the best line through the origin is taken. One point gives
 // that line too.
-func FitLine(points []Point) (alpha, beta float64, err error) {
+func fitLine(points []Point) (alpha, beta float64, err error) {
 	if len(points) == 0 {
 		return 0, 0, errors.New("cluster: no points to fit a line to")
 	}

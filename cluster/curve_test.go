@@ -89,13 +89,13 @@ func TestFitLineByHand(t *testing.T) {
 		{[]Point{{Bytes: 10, Time: 5}}, 0, 0.5},
 		{[]Point{{Bytes: 0, Time: 5}}, 5, 0},
 	} {
-		alpha, beta, err := FitLine(x.points)
+		alpha, beta, err := fitLine(x.points)
 		if err != nil || !alike(alpha, x.alpha) || !alike(beta, x.beta) {
 			t.Errorf("%v: %v, %v, %v; want %v, %v", x.points, alpha, beta, err, x.alpha, x.beta)
 		}
 	}
 	for _, bad := range [][]Point{nil, {{Bytes: -1}}, {{Time: math.NaN()}}, {{Time: -1}}} {
-		if _, _, err := FitLine(bad); err == nil {
+		if _, _, err := fitLine(bad); err == nil {
 			t.Errorf("a line through %v", bad)
 		}
 	}

@@ -95,14 +95,11 @@ func (j *Job) graph() *graph {
 // the start and end of each op in microseconds from the start of the
 // iteration. The error is [Job.Validate]'s, on references and cycles.
 func (j *Job) Schedule() (start, end []float64, err error) {
-	if err := j.check(); err != nil {
+	g, err := j.runnable()
+	if err != nil {
 		return nil, nil, err
 	}
-	g := j.graph()
 	n := len(j.Ops)
-	if len(g.order) < n+len(j.Collectives) {
-		return nil, nil, j.cycle(g)
-	}
 	start = make([]float64, n+len(j.Collectives))
 	end = make([]float64, len(start))
 	for _, v := range g.order {

@@ -35,12 +35,12 @@ type Job struct {
 	Tensors []Tensor
 
 	// Collectives carry no gradient (for example the broadcast of batch-norm
-	// buffers); every plan issues them where they were recorded.
+	// buffers); every plan issues them once an iteration.
 	Collectives []Collective
 
 	// Barrier lists the ops that, in a plan with a barrier, wait for the
 	// gradient transfers of their iteration: where the recorded library waited.
-	// Empty: the first update op of each lane that has one.
+	// Empty: the first update op of each computing lane; see [Job.BarrierOps].
 	Barrier []OpID
 
 	// Recorded is how the recorded run communicated; nil for a computed job.

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -29,14 +30,23 @@ func faultf(path, format string, args ...any) error {
 // a gradient after the update of the same iteration. The time is linear in the
 // size of the job, times the number of lanes that hold updates.
 func (j *Job) Validate() error {
-	if err := j.check(); err != nil {
+	g, err := j.runnable()
+	if err != nil {
 		return err
+	}
+	return j.checkUpdates(g)
+}
+
+// runnable is the graph of a job that can run, or what is wrong with it.
+func (j *Job) runnable() (*graph, error) {
+	if err := j.check(); err != nil {
+		return nil, err
 	}
 	g := j.graph()
 	if len(g.order) < len(j.Ops)+len(j.Collectives) {
-		return j.cycle(g)
+		return nil, j.cycle(g)
 	}
-	return j.checkUpdates(g)
+	return g, nil
 }
 
 // check is the part of Validate that looks at one element at a time. After it,
@@ -70,24 +80,11 @@ func (j *Job) check() error {
 		return err
 	}
 	for i := range j.Collectives {
-		c := &j.Collectives[i]
-		if c.Kind == "" {
-			return faultf(fmt.Sprintf("collectives[%d].kind", i), "missing")
-		}
-		if c.Bytes < 0 {
-			return faultf(fmt.Sprintf("collectives[%d].bytes", i), "negative size %d", c.Bytes)
-		}
-		if err := checkTime("collectives", i, c.Time); err != nil {
+		if err := j.checkCollective(i); err != nil {
 			return err
 		}
-		if total += c.Time; total > MaxTime {
+		if total += j.Collectives[i].Time; total > MaxTime {
 			return faultf(fmt.Sprintf("collectives[%d].time", i), "the times up to here sum to more than %g us", MaxTime)
-		}
-		if err := j.checkList("collectives", i, "after", c.After, nil); err != nil {
-			return err
-		}
-		if err := j.checkList("collectives", i, "before", c.Before, nil); err != nil {
-			return err
 		}
 	}
 	onCompute := func(o *Op) string {
@@ -214,13 +211,10 @@ func (j *Job) checkTensors() error {
 			return bad("producers", "no op produces the gradient of %q", t.Name)
 		}
 		bytes += t.GradBytes()
-		if err := j.checkList("tensors", i, "readers", t.Readers, isReader); err != nil {
-			return err
-		}
-		if err := j.checkList("tensors", i, "producers", t.Producers, isProducer); err != nil {
-			return err
-		}
-		if err := j.checkList("tensors", i, "updaters", t.Updaters, isUpdater); err != nil {
+		if err := cmp.Or(
+			j.checkList("tensors", i, "readers", t.Readers, isReader),
+			j.checkList("tensors", i, "producers", t.Producers, isProducer),
+			j.checkList("tensors", i, "updaters", t.Updaters, isUpdater)); err != nil {
 			return err
 		}
 	}
@@ -253,6 +247,20 @@ func (j *Job) checkList(list string, i int, field string, ids []OpID, objection 
 		}
 	}
 	return nil
+}
+
+func (j *Job) checkCollective(i int) error {
+	c := &j.Collectives[i]
+	if c.Kind == "" {
+		return faultf(fmt.Sprintf("collectives[%d].kind", i), "missing")
+	}
+	if c.Bytes < 0 {
+		return faultf(fmt.Sprintf("collectives[%d].bytes", i), "negative size %d", c.Bytes)
+	}
+	return cmp.Or(
+		checkTime("collectives", i, c.Time),
+		j.checkList("collectives", i, "after", c.After, nil),
+		j.checkList("collectives", i, "before", c.Before, nil))
 }
 
 func (j *Job) checkRecorded() error {

@@ -28,6 +28,16 @@ func (b *Bucket) Tensors() []job.TensorID {
 	return out
 }
 
+// reduces and Completes tell the two halves of a reduction apart; all-reduce is
+// both.
+func (t *Transfer) reduces() bool {
+	switch t.Kind {
+	case cluster.AllReduce, cluster.ReduceScatter, cluster.Push:
+		return t.Bucket >= 0
+	}
+	return false
+}
+
 // Completes reports whether the bucket's gradients are reduced, on every
 // worker, once this transfer is done.
 func (t *Transfer) Completes() bool {

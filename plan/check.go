@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"weft/cluster"
 	"weft/job"
 )
 
@@ -397,13 +396,4 @@ func elements(from, to int64) string {
 		return fmt.Sprintf("element %d", from)
 	}
 	return fmt.Sprintf("elements %d..%d", from, to-1)
-}
-
-// reduces and completes tell the two halves of a reduction apart; all-reduce is both.
-func (t *Transfer) reduces() bool {
-	switch t.Kind {
-	case cluster.AllReduce, cluster.ReduceScatter, cluster.Push:
-		return t.Bucket >= 0
-	}
-	return false
 }

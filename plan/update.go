@@ -210,13 +210,14 @@ func (c *checker) enoughBuffers() (string, error) {
 	return fmt.Sprintf("gradient buffers: %d needed, %d stated", need.count, p.Buffers), nil
 }
 
-// use is how long the buffer of a generation is taken, in iterations.
-type use struct {
+// holding is how long the buffer of a generation is taken, in iterations.
+type holding struct {
 	generation Generation
 	until      int
 }
 
-type buffers struct {
+// demand is the most gradient buffers that an iteration needs of a tensor.
+type demand struct {
 	count     int
 	tensor    job.TensorID // that needs so many
 	iteration int          // when
@@ -226,21 +227,21 @@ type buffers struct {
 // buffers counts the gradient buffers that some iteration needs of one tensor:
 // one for each generation from its first iteration until the one it is applied
 // in, and one iteration more where writes may come early.
-func (c *checker) buffers() (buffers, error) {
+func (c *checker) buffers() (demand, error) {
 	p := c.plan
-	uses := make([][]use, len(c.job.Tensors))
+	uses := make([][]holding, len(c.job.Tensors))
 	lag := c.lags()
 	for i := range p.Updates {
 		u := &p.Updates[i]
 		for _, k := range c.tensors(u) {
 			n, err := lag(k, u.At)
 			if err != nil {
-				return buffers{}, err
+				return demand{}, err
 			}
-			uses[k] = append(uses[k], use{p.Generations[u.Generation], u.Iteration + n})
+			uses[k] = append(uses[k], holding{p.Generations[u.Generation], u.Iteration + n})
 		}
 	}
-	most := buffers{count: 1}
+	most := demand{count: 1}
 	change := make([]int, p.Period+1)
 	for k, all := range uses {
 		clear(change)
@@ -259,7 +260,7 @@ func (c *checker) buffers() (buffers, error) {
 		n := 0
 		for i, d := range change[:p.Period] {
 			if n += d; n > most.count {
-				most = buffers{count: n, tensor: job.TensorID(k), iteration: i}
+				most = demand{count: n, tensor: job.TensorID(k), iteration: i}
 			}
 		}
 	}
@@ -269,7 +270,7 @@ func (c *checker) buffers() (buffers, error) {
 
 // nameOthers finds the generations in use, a few of them, and moves the
 // iteration to a period before which they all begin.
-func (c *checker) nameOthers(b *buffers, uses []use) {
+func (c *checker) nameOthers(b *demand, uses []holding) {
 	const shown = 4
 	var others []Generation
 	for _, x := range uses {
