@@ -61,6 +61,8 @@ type Event struct {
 // End is the event's end in nanoseconds.
 func (e *Event) End() int64 { return e.Start + e.Dur }
 
+func (e *Event) stretch() stretch { return stretch{Start: e.Start, End: e.End()} }
+
 // Row is a host thread or a device stream.
 type Row struct {
 	Pid, Tid string // as written; of a stream, the device and the stream

@@ -105,9 +105,9 @@ func (v *view) hta() *HTA {
 		switch {
 		case e.Cat != Kernel:
 		case v.is(i, isNCCL):
-			comm = append(comm, stretch{Start: e.Start, End: e.End()})
+			comm = append(comm, e.stretch())
 		default:
-			comp = append(comp, stretch{Start: e.Start, End: e.End()})
+			comp = append(comp, e.stretch())
 		}
 	}
 	if len(comm)+len(comp) == 0 {
@@ -157,8 +157,7 @@ func (in *inspector) step(s int) StepTime {
 	from, to := v.collectivesOf(s)
 	for n := from; n < to; n++ {
 		if c := &v.collectives[n]; c.transfer >= 0 {
-			e := v.event(c.transfer)
-			transfers = append(transfers, stretch{Start: e.Start, End: e.End()})
+			transfers = append(transfers, v.event(c.transfer).stretch())
 		}
 	}
 	r.Communication = us(interval.Length(interval.Union(transfers)))
@@ -189,48 +188,12 @@ func (in *inspector) host(r *StepTime, g *graph) {
 	}
 }
 
-// device attributes the time of a step that computes on streams. Before an op
-// that has to wait, the streams are idle for the host until its launch, then
-// for the collective that it waits for.
+// device attributes the time of a step that computes on streams: of each gap in
+// their work, and of the work.
 func (in *inspector) device(r *StepTime, span *stepSpan) {
 	v := in.v
 	var busy, own []stretch
 	at := span.start // the streams are busy or accounted for up to here
-	gap := func(to int64, next int32) {
-		idle := stretch{Start: at, End: min(to, span.end)}
-		if length(idle) == 0 {
-			return
-		}
-		launched, arrived, by := idle.Start, idle.Start, int32(-1)
-		if next < 0 {
-			launched = idle.End
-		} else if g, n := in.find(next); g != nil {
-			for _, d := range g.ops[n].Deps {
-				switch dep := &g.ops[d]; v.lanes[dep.Lane].Kind {
-				case job.Host:
-					launched = max(launched, dep.end)
-				case job.Comm:
-					if dep.end > arrived {
-						arrived, by = dep.end, v.transfer[dep.from]
-					}
-				}
-			}
-			for c := range g.collectives {
-				if x := &g.collectives[c]; slices.Contains(x.before, n) {
-					if end := v.event(v.collectives[x.id].transfer).End(); end > arrived {
-						arrived, by = end, x.id
-					}
-				}
-			}
-		}
-		host := clip(stretch{Start: idle.Start, End: launched}, idle.Start, idle.End)
-		waiting := clip(stretch{Start: max(idle.Start, launched), End: arrived}, idle.Start, idle.End)
-		r.HostBound += us(length(host))
-		r.Exposed += us(length(waiting))
-		if by >= 0 {
-			in.exposed[by] += length(waiting)
-		}
-	}
 	for _, i := range in.compute[max(0, v.from(in.compute, span.start)-reach):] {
 		e := v.event(i)
 		if e.Start >= span.end {
@@ -239,17 +202,54 @@ func (in *inspector) device(r *StepTime, span *stepSpan) {
 		if e.End() <= span.start {
 			continue
 		}
-		gap(e.Start, i)
+		in.gap(r, stretch{Start: at, End: e.Start}, i)
 		at = max(at, e.End())
-		x := clip(stretch{Start: e.Start, End: e.End()}, span.start, span.end)
+		x := clip(e.stretch(), span.start, span.end)
 		busy = append(busy, x)
 		if g, n := in.find(i); g == nil || g.ops[n].Phase != job.Runtime {
 			own = append(own, x)
 		}
 	}
-	gap(span.end, -1)
+	if at < span.end { // the next op is not launched in this step
+		r.HostBound += us(span.end - at)
+	}
 	all, computing := interval.Length(interval.Union(busy)), interval.Length(interval.Union(own))
 	r.Computation, r.Copies = us(computing), us(all-computing)
+}
+
+// gap attributes a time in which the streams are idle, before a device event:
+// first to the host until it has launched the event's op, then to the collective
+// that the op waits for.
+func (in *inspector) gap(r *StepTime, idle stretch, next int32) {
+	g, n := in.find(next)
+	if g == nil || length(idle) == 0 {
+		return
+	}
+	v := in.v
+	launched, arrived, by := idle.Start, idle.Start, int32(-1)
+	for _, d := range g.ops[n].Deps {
+		switch dep := &g.ops[d]; v.lanes[dep.Lane].Kind {
+		case job.Host:
+			launched = max(launched, dep.end)
+		case job.Comm:
+			if dep.end > arrived {
+				arrived, by = dep.end, v.transfer[dep.from]
+			}
+		}
+	}
+	for c := range g.collectives {
+		if x := &g.collectives[c]; slices.Contains(x.before, n) {
+			if end := v.event(v.collectives[x.id].transfer).End(); end > arrived {
+				arrived, by = end, x.id
+			}
+		}
+	}
+	waiting := length(clip(stretch{Start: launched, End: arrived}, idle.Start, idle.End))
+	r.HostBound += us(length(clip(stretch{Start: idle.Start, End: launched}, idle.Start, idle.End)))
+	r.Exposed += us(waiting)
+	if by >= 0 {
+		in.exposed[by] += waiting
+	}
 }
 
 // reach is how many events before a step's first are looked at for one that

@@ -420,44 +420,36 @@ func (v *view) findBuckets(step int, p *passes) {
 	}
 }
 
+// matrixAt is which input of an op is a parameter that other ops may read too.
+var matrixAt = map[string]int{"aten::linear": 1, "aten::embedding": 0}
+
 // findTies finds parameters that two ops use: the gradient is handed over once,
 // after the later node. The other node feeds no gradient although its forward
 // op reads a matrix of the same shape.
 func (v *view) findTies(p *passes) {
 	for n := range p.nodes {
 		x := &p.nodes[n]
-		matrix := x.kind == "TBackward0" || x.kind == "EmbeddingBackward0"
-		if !matrix || x.feeds > 0 || x.fwd < 0 {
+		if x.feeds > 0 || x.fwd < 0 || x.kind != "TBackward0" && x.kind != "EmbeddingBackward0" {
 			continue
 		}
-		shape := weightShape(v.name(x.fwd), v.extra(x.fwd).Dims)
-		if shape == nil {
+		at, ok := matrixAt[v.name(x.fwd)]
+		if !ok {
 			continue
 		}
-		found := int32(-1)
+		var owners []int32
+		dims := v.extra(x.fwd).Dims
+		known := at < len(dims) && dims[at] != nil
 		for k := range p.grads {
 			g := &p.grads[k]
-			if g.micro != x.micro || g.also >= 0 || !slices.Equal(g.shape, shape) || g.node < 0 || p.nodes[g.node].eval < x.eval {
-				continue
+			if known && g.micro == x.micro && g.also < 0 && slices.Equal(g.shape, dims[at]) && g.node >= 0 && p.nodes[g.node].eval >= x.eval {
+				owners = append(owners, int32(k))
 			}
-			if found >= 0 {
-				found = -1
-				p.notes = append(p.notes, "a "+v.name(x.fwd)+" reads a parameter that another op reads too, and its shape does not tell which: that reader is missing")
-				break
-			}
-			found = int32(k)
 		}
-		if found >= 0 {
-			p.grads[found].also = int32(n)
+		switch {
+		case len(owners) == 1:
+			p.grads[owners[0]].also = int32(n)
+		case len(owners) > 1 || !known:
+			p.notes = append(p.notes, v.name(x.fwd)+" may read a parameter that another op reads too, and no shape tells which: such a reader is missing")
 		}
 	}
-}
-
-// weightShape is the shape of the matrix among an op's inputs.
-func weightShape(op string, dims [][]int64) []int64 {
-	at := map[string]int{"aten::linear": 1, "aten::embedding": 0}
-	if k, ok := at[op]; ok && k < len(dims) {
-		return dims[k]
-	}
-	return nil
 }

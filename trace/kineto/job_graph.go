@@ -498,24 +498,9 @@ func (b *builder) close(i int32, at int64) {
 	if e.Cat == Runtime {
 		b.call(i, at)
 	}
-	if v.is(i, isHandOver) && b.grad >= 0 && b.grads[b.grad].handOver == i {
-		b.best = v.outer[i]
-		b.handOver[b.grad] = b.handedOver(at)
-		b.role = job.Library
-		if b.grads[b.grad].bucket >= 0 && len(b.copies) > 0 {
-			b.role = job.CopyIn
-		}
-	}
+	b.closeGradient(i, at)
 	if b.issue == i {
 		b.issued(i, at)
-	}
-	if n, ok := b.gradOf[i]; ok {
-		if b.grads[n].handOver == i {
-			b.handOver[n] = b.handedOver(at) // an evaluation of which no part was recorded
-		} else {
-			b.soft(at)
-		}
-		b.grad, b.role = -1, job.NoRole
 	}
 	if _, ok := b.copyOf[i]; ok {
 		b.best = i
@@ -553,6 +538,29 @@ func (b *builder) close(i int32, at int64) {
 		b.soft(at)
 		b.phase, b.micro = b.between()
 	}
+}
+
+// closeGradient ends the hand-over of the gradient in hand, after which the
+// library's hook runs, or the whole evaluation.
+func (b *builder) closeGradient(i int32, at int64) {
+	if b.v.is(i, isHandOver) && b.grad >= 0 && b.grads[b.grad].handOver == i {
+		b.best = b.v.outer[i]
+		b.handOver[b.grad] = b.handedOver(at)
+		b.role = job.Library
+		if b.grads[b.grad].bucket >= 0 && len(b.copies) > 0 {
+			b.role = job.CopyIn
+		}
+	}
+	n, ok := b.gradOf[i]
+	if !ok {
+		return
+	}
+	if b.grads[n].handOver == i {
+		b.handOver[n] = b.handedOver(at) // an evaluation of which no part was recorded
+	} else {
+		b.soft(at)
+	}
+	b.grad, b.role = -1, job.NoRole
 }
 
 // handedOver ends the op that hands a gradient over; it is backward whatever is
@@ -704,38 +712,16 @@ func (b *builder) launch(i int32, at int64, launched []int32) {
 	}
 	h := b.cut(at)
 	for _, d := range launched {
-		e := v.event(d)
-		row := int32(e.Row)
 		if id, ok := v.transfer[d]; ok {
 			if n := b.find(id); n >= 0 {
-				refs := []int32{h}
-				if s := b.current(); s >= 0 && b.lastOn[s] >= 0 {
-					refs = append(refs, b.lastOn[s])
-				}
-				b.start(n, refs, e.Start)
-				b.lastOn[row] = ^n
+				b.startOnStream(n, h)
 				continue
 			}
 		}
-		lane := v.lane[row]
-		if lane < 0 { // a collective that another launch has claimed
+		if v.lane[v.event(d).Row] < 0 { // a collective that another launch has claimed
 			continue
 		}
-		o := gop{from: v.outer[i], event: d, start: e.Start, end: e.End(), optimizer: v.under(i, isOptimizer) >= 0}
-		o.Lane, o.Time = lane, float64(e.Dur)
-		b.label(&o)
-		n := int32(len(b.ops))
-		b.need(n, &o, []int32{h})
-		b.need(n, &o, b.pend[lane])
-		b.pend[lane] = b.pend[lane][:0]
-		b.need(n, &o, slices.DeleteFunc(b.pendNext, func(r int32) bool { return r >= 0 && b.ops[r].Lane == lane }))
-		b.pendNext = b.pendNext[:0]
-		if last := b.lastOn[row]; last < -1 { // a collective on the same stream
-			b.need(n, &o, []int32{last})
-		}
-		b.ops = append(b.ops, o)
-		b.lastOn[row] = n
-		b.stream[b.thread] = row
+		n := b.enqueue(d, i, h)
 		if blocking >= 0 {
 			b.pendHost = append(b.pendHost, n)
 		}
@@ -743,6 +729,42 @@ func (b *builder) launch(i int32, at int64, launched []int32) {
 	if blocking >= 0 {
 		b.skip(at, min(max(blocking, at), v.event(i).End()))
 	}
+}
+
+// startOnStream begins a collective launched by host op h: after what is on the
+// stream that the thread works on.
+func (b *builder) startOnStream(n, h int32) {
+	e := b.v.event(b.v.collectives[b.collectives[n].id].transfer)
+	refs := []int32{h}
+	if s := b.current(); s >= 0 && b.lastOn[s] >= 0 {
+		refs = append(refs, b.lastOn[s])
+	}
+	b.start(n, refs, e.Start)
+	b.lastOn[e.Row] = ^n
+}
+
+// enqueue adds the op of device event d, launched by call i at the end of host
+// op h.
+func (b *builder) enqueue(d, i, h int32) int32 {
+	v := b.v
+	e := v.event(d)
+	lane := v.lane[e.Row]
+	o := gop{from: v.outer[i], event: d, start: e.Start, end: e.End(), optimizer: v.under(i, isOptimizer) >= 0}
+	o.Lane, o.Time = lane, float64(e.Dur)
+	b.label(&o)
+	n := int32(len(b.ops))
+	b.need(n, &o, []int32{h})
+	b.need(n, &o, b.pend[lane])
+	b.pend[lane] = b.pend[lane][:0]
+	b.need(n, &o, slices.DeleteFunc(b.pendNext, func(r int32) bool { return r >= 0 && b.ops[r].Lane == lane }))
+	b.pendNext = b.pendNext[:0]
+	if last := b.lastOn[e.Row]; last < -1 { // a collective on the same stream
+		b.need(n, &o, []int32{last})
+	}
+	b.ops = append(b.ops, o)
+	b.lastOn[e.Row] = n
+	b.stream[b.thread] = int32(e.Row)
+	return n
 }
 
 // current is the stream that the thread in hand works on, or else any other

@@ -232,6 +232,31 @@ host update 0 410 between ops`)
 	}
 }
 
+// Which parameter the linear layer shares is not known if there are two of its
+// shape, or no shapes: then it is said that a reader is missing.
+func TestUnclearTie(t *testing.T) {
+	two := &fake{tied(1)}
+	two.gradient(240, 0, 5, 4)
+	unshaped := tied(1)
+	for k := range unshaped.Extras {
+		unshaped.Extras[k].Dims = nil
+	}
+	for name, tr := range map[string]*Trace{"two": two.done(), "no shapes": unshaped} {
+		j, err := tr.Job(JobOptions{Tensors: []TensorInfo{{Name: "w", Elements: 20}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range j.Tensors {
+			if fmt.Sprint(x.Readers) != "[0]" {
+				t.Errorf("%s: %s is read by %v, want the embedding alone", name, x.Name, x.Readers)
+			}
+		}
+		if want := "aten::linear may read a parameter that another op reads too"; !strings.Contains(strings.Join(j.Notes, "\n"), want) {
+			t.Errorf("%s: notes %q lack %q", name, j.Notes, want)
+		}
+	}
+}
+
 // Two micro-batches: the parameter is read and its gradient made in both.
 func TestMicroBatches(t *testing.T) {
 	j, err := tied(2).Job(JobOptions{})
@@ -424,6 +449,19 @@ func TestTwoStreams(t *testing.T) {
 	}
 }
 
+// A node that launches nothing, the transposition of a linear layer's weight,
+// feeds a gradient that the node before it has made on the device: op 4. Its host
+// part is op 5, the hand-over 6.
+func TestGradientOfView(t *testing.T) {
+	f := gpu()
+	f.add(autogradRow, 142, 146, evalMark+"TBackward0", more{seq: 11})
+	j, err := f.done().Job(JobOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkTensors(t, j, "mm.0.weight 20 read [1 4] made [4 6] written [19]")
+}
+
 // resnet50Sizes lists the parameters of torchvision's ResNet-50 in the order of
 // their use, from its definition: bottleneck blocks of 3, 4, 6 and 3, the
 // shortcut of each stage's first block last.
@@ -468,7 +506,8 @@ func TestSharedJob(t *testing.T) {
 				device++
 			}
 		}
-		if forward == 0 || len(x.Producers) == 0 || device == 0 {
+		// One device op makes each gradient, one host op hands it over.
+		if forward == 0 || len(x.Producers) != 2 || device != 1 {
 			t.Errorf("%s: %d forward readers, producers %v", x.Name, forward, x.Producers)
 		}
 		// SGD with momentum over all tensors: three foreach ops of three kernels.
