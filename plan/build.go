@@ -135,6 +135,13 @@ func (p *Plan) AddCollectives(j *job.Job) error {
 		}
 	}
 	p.Programs[0].Transfers = out
+	p.redirect(moved)
+	return nil
+}
+
+// redirect lets gates follow the transfers of the first program, of which the
+// one at position i is now at moved[i].
+func (p *Plan) redirect(moved []int) {
 	for l := range p.Programs {
 		for t := range p.Programs[l].Transfers {
 			gates := p.Programs[l].Transfers[t].Gates
@@ -145,7 +152,6 @@ func (p *Plan) AddCollectives(j *job.Job) error {
 			}
 		}
 	}
-	return nil
 }
 
 // instant is a time within an iteration, relative to the period.

@@ -185,36 +185,49 @@ func (c *checker) formed() (string, error) {
 	c.device = c.job.HasDevice()
 	c.renumber = renumber(len(j.Ops), c.old)
 	c.sendable = c.job.ReadyOps()
+	for _, prove := range []func() error{c.formedTensors, c.formedOrder, c.formedTransfers} {
+		if err := prove(); err != nil {
+			return "", err
+		}
+	}
+	return fmt.Sprintf("tensors %s", p.Tensors), nil
+}
+
+// formedTensors: buckets and updates name tensors and elements that there are.
+func (c *checker) formedTensors() error {
+	p, j := c.plan, c.whole
 	for i, b := range p.Buckets {
 		for k, s := range b.Slices {
 			at := fmt.Sprintf("buckets[%d].slices[%d]", i, k)
 			if int(s.Tensor) >= len(j.Tensors) {
-				return "", fmt.Errorf("%s: no tensor %d; the job has %d", at, s.Tensor, len(j.Tensors))
+				return fmt.Errorf("%s: no tensor %d; the job has %d", at, s.Tensor, len(j.Tensors))
 			}
 			if t := &j.Tensors[s.Tensor]; s.Offset+s.Length > t.Elements {
-				return "", fmt.Errorf("%s: %s of tensor %s, which has %d", at, elements(s.Offset, s.Offset+s.Length), t.Name, t.Elements)
+				return fmt.Errorf("%s: %s of tensor %s, which has %d", at, elements(s.Offset, s.Offset+s.Length), t.Name, t.Elements)
 			}
 		}
 	}
 	for i, u := range p.Updates {
 		for k, t := range u.Tensors {
 			if int(t) >= len(j.Tensors) {
-				return "", fmt.Errorf("updates[%d].tensors[%d]: no tensor %d; the job has %d", i, k, t, len(j.Tensors))
+				return fmt.Errorf("updates[%d].tensors[%d]: no tensor %d; the job has %d", i, k, t, len(j.Tensors))
 			}
 		}
 	}
-	if err := c.formedOrder(); err != nil {
-		return "", err
-	}
-	notBefore := 0
+	return nil
+}
+
+// formedTransfers: transfers repeat collectives and await ops that there are.
+func (c *checker) formedTransfers() error {
+	j, notBefore := c.whole, 0
 	for s, t := range c.slots {
 		at := fmt.Sprintf("programs[%d].transfers[%d]", s.link, s.index)
 		if t.Bucket < 0 {
 			if t.Collective >= len(j.Collectives) {
-				return "", fmt.Errorf("%s.collective: no collective %d; the job has %d", at, t.Collective, len(j.Collectives))
+				return fmt.Errorf("%s.collective: no collective %d; the job has %d", at, t.Collective, len(j.Collectives))
 			}
 			if x := &j.Collectives[t.Collective]; x.Kind != t.Kind.String() {
-				return "", fmt.Errorf("%s.kind: %s repeats collective %q, which is a %s", at, t.Kind, x.Name, x.Kind)
+				return fmt.Errorf("%s.kind: %s repeats collective %q, which is a %s", at, t.Kind, x.Name, x.Kind)
 			}
 		}
 		for k, g := range t.Gates {
@@ -225,17 +238,17 @@ func (c *checker) formed() (string, error) {
 				continue
 			}
 			if int(g.Op) >= len(j.Ops) {
-				return "", fmt.Errorf("%s.gates[%d].op: no op %d; the job has %d", at, k, g.Op, len(j.Ops))
+				return fmt.Errorf("%s.gates[%d].op: no op %d; the job has %d", at, k, g.Op, len(j.Ops))
 			}
 			if c.renumber[g.Op] < 0 {
-				return "", fmt.Errorf("%s.gates[%d].op: op %d %q is the recorded library's own work, which this plan replaces", at, k, g.Op, short(j.Ops[g.Op].Name))
+				return fmt.Errorf("%s.gates[%d].op: op %d %q is the recorded library's own work, which this plan replaces", at, k, g.Op, short(j.Ops[g.Op].Name))
 			}
 		}
 	}
 	if notBefore > 0 {
 		c.notes = append(c.notes, times(notBefore, "gate")+" by time (not-before): for simulation only")
 	}
-	return fmt.Sprintf("tensors %s", p.Tensors), nil
+	return nil
 }
 
 // formedOrder checks that the compute order is a permutation of each lane, and

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -51,6 +52,23 @@ func (p *Plan) validate() error {
 			}
 		}
 	}
+	if err := cmp.Or(p.validatePrograms(), p.validateUpdates()); err != nil {
+		return err
+	}
+	switch {
+	case p.Buffers < 1 || p.Buffers > maxBuffers:
+		return faultf("buffers", "%d; need 1 to %d", p.Buffers, maxBuffers)
+	case p.MaxDelay < 0:
+		return faultf("max_delay", "negative: %d", p.MaxDelay)
+	case p.MaxStaleness < 0:
+		return faultf("max_staleness", "negative: %d", p.MaxStaleness)
+	case !(p.UpdateRate > 0 && p.UpdateRate <= 1):
+		return faultf("update_rate", "%g; need more than 0, at most 1", p.UpdateRate)
+	}
+	return nil
+}
+
+func (p *Plan) validatePrograms() error {
 	links, total := map[string]int{}, 0
 	for l := range p.Programs {
 		x, path := &p.Programs[l], fmt.Sprintf("programs[%d]", l)
@@ -76,6 +94,10 @@ func (p *Plan) validate() error {
 			}
 		}
 	}
+	return nil
+}
+
+func (p *Plan) validateUpdates() error {
 	for i, u := range p.Updates {
 		path := fmt.Sprintf("updates[%d]", i)
 		if u.Generation < 0 || u.Generation >= len(p.Generations) {
@@ -97,16 +119,6 @@ func (p *Plan) validate() error {
 			}
 			seen[t] = true
 		}
-	}
-	switch {
-	case p.Buffers < 1 || p.Buffers > maxBuffers:
-		return faultf("buffers", "%d; need 1 to %d", p.Buffers, maxBuffers)
-	case p.MaxDelay < 0:
-		return faultf("max_delay", "negative: %d", p.MaxDelay)
-	case p.MaxStaleness < 0:
-		return faultf("max_staleness", "negative: %d", p.MaxStaleness)
-	case !(p.UpdateRate > 0 && p.UpdateRate <= 1):
-		return faultf("update_rate", "%g; need more than 0, at most 1", p.UpdateRate)
 	}
 	return nil
 }

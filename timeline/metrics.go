@@ -137,11 +137,7 @@ func (t *Timeline) breakdowns(from, to int) []Breakdown {
 	computes := t.computes()
 	for i := range t.Spans {
 		s := &t.Spans[i]
-		counts := computes[s.Lane]
-		if s.Kind == Transfer {
-			counts = t.Lanes[s.Lane].Kind == Link
-		}
-		if !counts || s.Kind == Queued || s.End <= first || s.Start >= last {
+		if s.Kind != Transfer && !computes[s.Lane] || s.End <= first || s.Start >= last {
 			continue
 		}
 		of := &spans[s.Rank][s.Kind]
