@@ -176,7 +176,8 @@ func TestMatchErrors(t *testing.T) {
 	}
 }
 
-// Both ranks of every recording run one program, and end its transfers together.
+// Both ranks of every recording ran on one machine. Kineto's times are those of its
+// clock; other writers count from where each rank began to record.
 func TestMatchRecorded(t *testing.T) {
 	all := recorded(t)
 	for k := 0; k+1 < len(all); k += 2 {
@@ -185,9 +186,13 @@ func TestMatchRecorded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(m.Ranks) != 2 || m.Ranks[0].Last+m.Ranks[1].Last != len(m.Collectives) || len(m.Collectives) == 0 {
-			t.Errorf("%s: %+v of %d", all[k].name, m.Ranks, len(m.Collectives))
+		if off := m.Ranks[1].Offset; a.Kineto && math.Abs(off) > 1000 {
+			t.Errorf("%s: clocks %.1f us apart, want within 1000", all[k].name, off)
 		}
-		t.Logf("%s: %+v", all[k].name, m.Ranks)
+		for _, c := range m.Collectives {
+			if c.Wait[c.Last] != 0 || c.Wait[1-c.Last] < 0 {
+				t.Errorf("%s: rank %d came last, but waits are %v", all[k].name, c.Last, c.Wait)
+			}
+		}
 	}
 }

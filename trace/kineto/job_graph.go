@@ -463,6 +463,9 @@ func (b *builder) open(i int32, at int64) {
 		b.soft(at)
 	}
 	if v.recomputed(i) == i {
+		if b.best < 0 {
+			b.best = v.outer[i] // which has not closed yet
+		}
 		b.soft(at)
 		b.phase = job.Forward
 	}

@@ -159,32 +159,35 @@ func (d *deriver) sizesFromFile() []int64 {
 	return out
 }
 
+// equalShares shares each bucket out among its tensors.
 func (d *deriver) equalShares() ([]int64, error) {
 	out := make([]int64, len(d.g.order))
 	for k := range d.g.buckets {
 		b := &d.g.buckets[k]
-		n := d.v.collectives[b.collective].elements
-		if n < int64(len(b.grads)) || len(b.grads) == 0 {
-			if n := len(d.o.Tensors); n > 0 && n != len(d.g.order) {
-				return nil, d.v.t.fail("no collective sizes in this trace, and the tensors file is of another model: it has %d parameters, the trace %d gradients", n, len(d.g.order))
-			}
-			return nil, d.v.t.fail("no collective sizes in this trace: it was recorded without shapes, or by a PyTorch without Kineto; give --tensors FILE with a line \"name elements dtype\" for each of the %d parameters, in named_parameters() order", len(d.g.order))
+		all, tensors := d.v.collectives[b.collective].elements, int64(len(b.grads))
+		if all < tensors || tensors == 0 {
+			return nil, d.noSizes()
 		}
-		share, rest := n/int64(len(b.grads)), n%int64(len(b.grads))
 		for pos, g := range b.grads {
-			out[d.g.grads[g].tensor] = share
-			if int64(pos) < rest {
-				out[d.g.grads[g].tensor]++
+			n := all / tensors
+			if int64(pos) < all%tensors {
+				n++
 			}
+			out[d.g.grads[g].tensor] = n
 		}
 	}
-	for k := range out {
-		if out[k] == 0 {
-			return nil, d.v.t.fail("tensor %d is in no bucket and its size was not recorded: give --tensors FILE", k)
-		}
+	if k := slices.Index(out, 0); k >= 0 {
+		return nil, d.v.t.fail("tensor %d is in no bucket and its size was not recorded: give --tensors FILE", k)
 	}
 	d.note("sizes of single tensors are unknown: each bucket is shared out equally; record with shapes or give --tensors FILE")
 	return out, nil
+}
+
+func (d *deriver) noSizes() error {
+	if n := len(d.o.Tensors); n > 0 && n != len(d.g.order) {
+		return d.v.t.fail("no collective sizes in this trace, and the tensors file is of another model: it has %d parameters, the trace %d gradients", n, len(d.g.order))
+	}
+	return d.v.t.fail("no collective sizes in this trace: it was recorded without shapes, or by a PyTorch without Kineto; give --tensors FILE with a line \"name elements dtype\" for each of the %d parameters, in named_parameters() order", len(d.g.order))
 }
 
 // nameTensors takes names from the tensors file where it fits, and otherwise

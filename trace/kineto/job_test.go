@@ -852,6 +852,38 @@ func TestRecomputedForward(t *testing.T) {
 	}
 }
 
+// A checkpoint that keeps the graph of the first run: the op runs again within its
+// own node, from 110 to 130. That is forward; what is around it is backward and
+// reads the parameter, as the first run does.
+func TestRepeatedForward(t *testing.T) {
+	f := newFake()
+	weight := [][]int64{{2, 4}, {5, 4}}
+	f.add(mainRow, 0, 1000, "ProfilerStep#7", more{cat: Annotation})
+	f.add(mainRow, 10, 20, "aten::mm", more{seq: 7, dims: weight})
+	f.add(mainRow, 100, 160, evalMark+"MmBackward0", more{seq: 7})
+	f.add(mainRow, 110, 130, "aten::mm", more{seq: 20, dims: weight})
+	f.gradient(170, 20, 5, 4)
+	f.add(glooRow, 190, 400, "gloo:all_reduce", more{cat: Annotation, dims: [][]int64{{20}}})
+	f.add(mainRow, 402, 410, "torch.distributed.ddp.reducer::copy_bucket_to_grad", more{})
+	f.add(mainRow, 500, 600, "Optimizer.step#SGD.step", more{cat: Annotation})
+	f.add(mainRow, 510, 590, "aten::add_", more{})
+	j, err := f.done().Job(JobOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n, want := range []string{
+		"host forward 0 20 aten::mm",
+		"host backward 0 90 MmBackward0",
+		"host forward 0 20 aten::mm",
+		"host backward 0 30 MmBackward0",
+	} {
+		if got := line(j, n); got != want {
+			t.Errorf("op %d: %s, want %s", n, got, want)
+		}
+	}
+	checkTensors(t, j, "mm.0.weight 20 read [0 1 3] made [3 4] written [10]")
+}
+
 func TestMatchSizes(t *testing.T) {
 	// The block of 7, 5, 5 is used first and listed last.
 	if got, want := matchSizes([]int64{9, 7, 5, 5, 8, 6, 6}, []int64{9, 8, 6, 6, 7, 5, 5}), []int{0, 4, 5, 6, 1, 2, 3}; !slices.Equal(got, want) {
