@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -220,29 +221,32 @@ func List[E any](r *Reader, limit int, to *[]E, read func(e *E) error) error {
 	if err := r.open('[', "a list"); err != nil {
 		return err
 	}
-	path := path(r.dec.StackPointer())
 	place, on := r.place, r.on
-	var starts []int32
-	known := true // from the element around: all start on its line
+	var starts []int32 // nil while all are on the line of the element around
 	*to = nil
-	for r.dec.PeekKind() != ']' {
-		if len(*to) == limit {
-			return fault.New(r.at(r.lines.at(r.dec.InputOffset())), path, "more than %d elements", limit)
+	for i := 0; r.dec.PeekKind() != ']'; i++ {
+		r.place, r.on = i, r.line()
+		if i == limit {
+			list := path(r.dec.StackPointer().Parent()) // read last was its element
+			return fault.New(r.at(int(r.on)), list, "more than %d elements", limit)
 		}
-		r.place, r.on = len(*to), r.line()
-		starts = append(starts, r.on)
-		known = known && r.on == on
+		if starts == nil && r.on != on {
+			starts = slices.Repeat([]int32{on}, i)
+		}
+		if starts != nil {
+			starts = append(starts, r.on)
+		}
 		*to = append(*to, *new(E))
-		if err := read(&(*to)[r.place]); err != nil {
+		if err := read(&(*to)[i]); err != nil {
 			return err
 		}
-	}
-	if !known {
-		r.starts[path] = starts
 	}
 	r.place, r.on = place, on
 	if _, err := r.dec.ReadToken(); err != nil {
 		return r.broken(err)
+	}
+	if starts != nil {
+		r.starts[path(r.dec.StackPointer())] = starts
 	}
 	return nil
 }
