@@ -193,7 +193,7 @@ func (t *Table) shrink(configs []table.ColumnConfig, places int) {
 	for i := range t.Columns {
 		for _, r := range t.Rows {
 			if v, ok := r.Cells[i].(string); ok {
-				widths[i] = max(widths[i], text.StringWidth(v))
+				widths[i] = max(widths[i], text.StringWidth(cell(v)))
 			}
 		}
 	}
@@ -224,11 +224,13 @@ func (t *Table) isText(column int) bool {
 	return false
 }
 
+// cell is a value as text. Line breaks in it would be other cells: they are
+// spelled out.
 func cell(v any) string {
 	if v == nil {
 		return "-"
 	}
-	return fmt.Sprint(v)
+	return Printable(fmt.Sprint(v))
 }
 
 var paints = map[Style]string{Best: "\x1b[1m", Faint: "\x1b[2m"}
@@ -240,13 +242,14 @@ func paint(s string, style Style, color bool) string {
 	return s
 }
 
-// wrap breaks s at spaces into lines of at most width, each but the first
+// wrap breaks s at spaces into printable lines of at most width, each but the first
 // behind indent (not counted), each with its line end. A longer word has its
 // own line.
 func wrap(s string, width int, indent string) string {
 	var b strings.Builder
 	used := 0
 	for i, word := range strings.Fields(s) {
+		word = Printable(word)
 		switch n := text.StringWidthWithoutEscSequences(word); {
 		case i == 0:
 			used = n
@@ -289,7 +292,7 @@ func (r *Report) writeJSON(w io.Writer) error {
 		obj = append(obj, apart...)
 	}
 	obj.add("notes", append([]string{}, r.Notes...))
-	if err := json.MarshalWrite(w, obj, jsontext.WithIndent("  ")); err != nil {
+	if err := json.MarshalWrite(w, obj, jsontext.WithIndent("  "), jsontext.AllowInvalidUTF8(true)); err != nil {
 		return err
 	}
 	_, err := io.WriteString(w, "\n")
@@ -305,10 +308,25 @@ type member struct {
 }
 
 func (o *object) add(name string, v any) {
-	if r := reflect.ValueOf(v); r.Kind() == reflect.Float64 && (math.IsNaN(r.Float()) || math.IsInf(r.Float(), 0)) {
-		v = nil // JSON has no such number
+	if r := reflect.ValueOf(v); r.Kind() == reflect.Float64 {
+		v = number(v, r.Float())
 	}
 	*o = append(*o, member{name, v})
+}
+
+// number is v, which is x, without the digits that only rounding made: times to
+// the nanosecond, other numbers to six decimals. JSON has neither NaN nor
+// infinities.
+func number(v any, x float64) any {
+	if math.IsNaN(x) || math.IsInf(x, 0) {
+		return nil
+	}
+	scale := 1e6
+	switch v.(type) {
+	case Time, Micros:
+		scale = 1e3
+	}
+	return math.Round(x*scale)/scale + 0 // -0 + 0 is 0
 }
 
 // MarshalJSONTo writes the members in order.

@@ -20,6 +20,7 @@ func sample() *Report {
 			Rows: []Row{
 				{Cells: []any{"mg-wfbp", Time(35000), Percent(0.1)}, Style: Best},
 				{Cells: []any{"wfbp", Time(138000.5), Ratio(math.NaN())}},
+				{Cells: []any{"rounded", Time(-6.5e-11), Ratio(2.0000000000000004)}},
 				{Cells: []any{"bound", Time(-0.001), nil}, Key: "bound", Style: Faint},
 			},
 		}},
@@ -45,6 +46,7 @@ schedule      ms     %
 ──────────────────────
 mg-wfbp    35.00  10.0
 wfbp      138.00   NaN
+rounded     0.00  2.00
 bound       0.00     -
 
 note: sizes are equal shares of each bucket, because the trace has no shapes and
@@ -87,6 +89,11 @@ func TestReportJSON(t *testing.T) {
       "schedule": "wfbp",
       "time_us": 138000.5,
       "gap": null
+    },
+    {
+      "schedule": "rounded",
+      "time_us": 0,
+      "gap": 2
     }
   ],
   "bound": {
