@@ -68,7 +68,8 @@ func stepCells(s *kineto.StepTime) []any {
 }
 
 // Ranks sets the traces of several ranks of one run side by side, and their
-// collectives one over the other.
+// collectives one over the other. The notes of the single inspections are about
+// what one rank cannot tell.
 func Ranks(xs []*kineto.Inspection, m *kineto.Matched) *cli.Report {
 	r := &cli.Report{}
 	which := []cli.Column{{Head: "trace", Key: "trace"}, {Head: "rank", Key: "rank"}}
@@ -78,11 +79,6 @@ func Ranks(xs []*kineto.Inspection, m *kineto.Matched) *cli.Report {
 		trace := []any{i + 1, natural(x.Rank)}
 		files.Rows = append(files.Rows, cli.Row{Cells: append(trace, x.Name)})
 		medians.Rows = append(medians.Rows, cli.Row{Cells: append(trace, stepCells(&x.Median)...)})
-		for _, n := range x.Notes {
-			if !slices.Contains(r.Notes, n) {
-				r.Notes = append(r.Notes, n)
-			}
-		}
 	}
 	skew := cli.Table{Title: "Who waits for whom", Key: "skew", Columns: append(which,
 		cli.Column{Head: "late by\nms", Key: "late_us"}, cli.Column{Head: "last at\ncollectives", Key: "last"},
@@ -94,6 +90,9 @@ func Ranks(xs []*kineto.Inspection, m *kineto.Matched) *cli.Report {
 		}})
 	}
 	r.Tables = []cli.Table{files, medians, skew, collectives(m)}
+	if slices.ContainsFunc(m.Collectives, func(c kineto.MatchedCollective) bool { return c.Bytes == 0 }) {
+		r.Notes = append(r.Notes, "no sizes of collectives in these traces: their bytes and bandwidth are unknown")
+	}
 	return r
 }
 

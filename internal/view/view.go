@@ -60,26 +60,70 @@ func known[T cli.Ratio | cli.Bytes | cli.Rate | int](v T) any {
 
 // subject is what a report is about.
 func subject(j *job.Job, c *cluster.Cluster) []cli.Fact {
-	links := make([]string, len(c.Links))
-	for i, l := range c.Links {
-		links[i] = link(l)
-	}
 	return []cli.Fact{
 		{Label: "job", Key: "job", Value: j.Name},
-		{Label: "gradients", Key: "gradients", Value: fmt.Sprintf("%d tensors, %v MB", len(j.Tensors), cli.Bytes(j.Bytes()))},
-		{Label: "cluster", Key: "cluster", Value: fmt.Sprintf("%d workers, %d a node; %s", c.World(), c.PerNode, strings.Join(links, "; "))},
+		{Label: "gradients", Key: "gradients", Value: gradients{len(j.Tensors), j.Bytes()}},
+		{Label: "cluster", Key: "cluster", Value: workers(c)},
 	}
 }
 
-func link(l cluster.Link) string {
-	if len(l.Curve) > 0 {
-		return fmt.Sprintf("%s as measured", l.Name)
+// Facts of several numbers: a sentence in text, an object in JSON.
+type (
+	gradients struct {
+		Tensors int   `json:"tensors"`
+		Bytes   int64 `json:"bytes"`
+	}
+	machines struct {
+		Workers int    `json:"workers"`
+		PerNode int    `json:"per_node"`
+		Links   []link `json:"links"`
+	}
+	// link states what its formula takes. Where it was measured, its curve counts.
+	link struct {
+		Name      string  `json:"link"`
+		Measured  bool    `json:"measured"`
+		Bandwidth float64 `json:"bits_per_s"`
+		Latency   float64 `json:"latency_us"`
+		Algorithm string  `json:"algorithm"`
+	}
+)
+
+func workers(c *cluster.Cluster) machines {
+	m := machines{c.World(), c.PerNode, make([]link, len(c.Links))}
+	for i, l := range c.Links {
+		m.Links[i] = link{l.Name, len(l.Curve) > 0, l.Bandwidth, l.Latency, l.Algorithm.String()}
+	}
+	return m
+}
+
+func (g gradients) String() string {
+	return fmt.Sprintf("%s, %v MB", count(g.Tensors, "tensor"), cli.Bytes(g.Bytes))
+}
+
+func (m machines) String() string {
+	links := make([]string, len(m.Links))
+	for i, l := range m.Links {
+		links[i] = l.String()
+	}
+	return fmt.Sprintf("%s, %d a node; %s", count(m.Workers, "worker"), m.PerNode, strings.Join(links, "; "))
+}
+
+func (l link) String() string {
+	if l.Measured {
+		return l.Name + " as measured"
 	}
 	bandwidth := fmt.Sprintf("%g Mbit/s", l.Bandwidth/1e6)
 	if l.Bandwidth >= 1e9 {
 		bandwidth = fmt.Sprintf("%g Gbit/s", l.Bandwidth/1e9)
 	}
-	return fmt.Sprintf("%s: %s, %g us, %v", l.Name, bandwidth, l.Latency, l.Algorithm)
+	return fmt.Sprintf("%s: %s, %g us, %s", l.Name, bandwidth, l.Latency, l.Algorithm)
+}
+
+func count(n int, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
 }
 
 // Job says what a job holds.
@@ -95,7 +139,8 @@ func Job(j *job.Job) *cli.Report {
 	}
 	if r := j.Recorded; r != nil {
 		facts = append(facts,
-			cli.Fact{Label: "recorded library", Key: "library", Value: r.Library + " over " + r.Backend},
+			cli.Fact{Label: "recorded library", Key: "library", Value: word(r.Library)},
+			cli.Fact{Label: "its backend", Key: "backend", Value: word(r.Backend)},
 			cli.Fact{Label: "recorded buckets", Key: "buckets", Value: len(r.Buckets)})
 	}
 	return &cli.Report{Facts: facts, Notes: j.Notes}
