@@ -17,7 +17,11 @@ func newCompare(c *cli.Console) *cobra.Command {
 		Short: "Rank every schedule on your job and cluster",
 		Long: `Builds the plan of every policy for the job, proves it, simulates it on the
 cluster, and ranks the results. The last row is a lower bound: no synchronous
-schedule is faster, and the gap is what a better one could still gain.`,
+schedule by all-reduce in the recorded compute order is faster, and the gap is
+what a better one could still gain.
+
+Give the trace of the slowest rank, which weft inspect of several ranks tells:
+all workers are taken to compute as this one did.`,
 		Example: `  weft compare trace.json.gz --workers 16 --link 10Gbit,25us
   weft compare trace.json.gz --workers 16 --link 10Gbit,25us --bucket 5MiB
   weft compare job.json --cluster cluster.yaml --json`,
@@ -29,7 +33,7 @@ schedule is faster, and the gap is what a better one could still gain.`,
 	policies.Register(cmd.Flags())
 	asJSON := jsonFlag(cmd)
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
-		return cmp.Or(inputs.Check(cmd.Flags()), policies.Check())
+		return cmp.Or(inputs.Check(cmd.Flags()), policies.Check(cmd.Flags(), ""))
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx := cmd.Context()

@@ -42,9 +42,9 @@ func run(ctx context.Context, c *cli.Console, args []string) int {
 	code := cli.Code(err)
 	switch code {
 	case cli.BadUsage:
-		fmt.Fprintf(c.Err, "weft: %v\nsee: %s --help\n", err, cmd.CommandPath())
+		fmt.Fprintf(c.Err, "weft: %s\nsee: %s --help\n", cli.Printable(err.Error()), cmd.CommandPath())
 	case cli.BadInput:
-		fmt.Fprintf(c.Err, "weft: %v\n", err)
+		fmt.Fprintf(c.Err, "weft: %s\n", cli.Printable(err.Error()))
 	}
 	return code
 }

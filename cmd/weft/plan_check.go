@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
 
@@ -28,9 +29,12 @@ together. Exit code 1 means refuted, or different.`,
 	jobs.Register(cmd.Flags())
 	limits.Register(cmd.Flags())
 	asJSON := jsonFlag(cmd)
-	cmd.PreRunE = func(_ *cobra.Command, args []string) error {
+	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
 		if (len(args) == 1) != (*jobFile != "") {
 			return cli.Usagef("give one plan and --job, or two plans")
+		}
+		if *jobFile == "" {
+			return cli.NoJob(cmd.Flags())
 		}
 		return nil
 	}
@@ -54,7 +58,7 @@ together. Exit code 1 means refuted, or different.`,
 		if *asJSON {
 			err = c.Print(view.Check(report), true)
 		} else {
-			_, err = fmt.Fprint(c.Out, report)
+			err = say(c, report)
 		}
 		if err == nil && !report.OK() {
 			err = cli.ErrNo
@@ -71,12 +75,20 @@ func same(c *cli.Console, difference error, asJSON bool) error {
 	case asJSON:
 		err = c.Print(view.Same(difference), true)
 	case difference == nil:
-		_, err = fmt.Fprintln(c.Out, "the same plan")
+		err = say(c, "the same plan\n")
 	default:
-		_, err = fmt.Fprintln(c.Out, "different plans:", difference)
+		err = say(c, fmt.Sprintln("different plans:", difference))
 	}
 	if err == nil && difference != nil {
 		err = cli.ErrNo
 	}
 	return err
+}
+
+// say prints what is not a report.
+func say(c *cli.Console, what any) error {
+	return c.Text(func(w io.Writer) error {
+		_, err := fmt.Fprint(w, what)
+		return err
+	})
 }

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"io"
+
 	"github.com/spf13/cobra"
 
 	"weft/internal/cli"
@@ -22,6 +24,12 @@ by what, and when updates are applied. With the job, tensors and ops have names.
 	var jobs cli.JobFlags
 	jobs.Register(cmd.Flags())
 	asJSON := cmd.Flags().Bool("json", false, "print the plan itself, as its file holds it")
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
+		if *jobFile == "" {
+			return cli.NoJob(cmd.Flags())
+		}
+		return nil
+	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		p, err := c.Plan(cmd.Context(), args[0])
 		if err != nil {
@@ -36,7 +44,7 @@ by what, and when updates are applied. With the job, tensors and ops have names.
 		if *asJSON {
 			return plan.Write(c.Out, p)
 		}
-		return plan.Explain(c.Out, p, j)
+		return c.Text(func(w io.Writer) error { return plan.Explain(w, p, j) })
 	}
 	return cmd
 }

@@ -21,7 +21,7 @@ iteration's time goes and how long each transfer waits and takes. With -o it
 writes the timeline as a Chrome trace, which Perfetto opens.`,
 		Example: `  weft simulate --job job.json --cluster cluster.yaml --plan plan.json
   weft simulate --job job.json --link 10Gbit,25us --plan plan.json --draw
-  weft simulate --job job.json --link 10Gbit,25us --plan plan.json -o timeline.json`,
+  weft simulate --job job.json --link 10Gbit,25us --plan plan.json -o out.json`,
 		Args: cobra.NoArgs,
 	}
 	jobFile := cmd.Flags().String("job", "", "`file` of the job, or the trace, that the plan is for")
@@ -35,8 +35,11 @@ writes the timeline as a Chrome trace, which Perfetto opens.`,
 	out := outFlag(cmd, "")
 	asJSON := jsonFlag(cmd)
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
-		if *iterations < 0 {
+		switch {
+		case cmd.Flags().Changed("iterations") && *iterations < 1:
 			return cli.Usagef("--iterations %d: at least 1", *iterations)
+		case *draw && (*asJSON || *out == cli.Stdout):
+			return cli.Usagef("--draw is text: not with --json, nor with -o -")
 		}
 		return inputs.Check(cmd.Flags())
 	}
@@ -64,11 +67,13 @@ writes the timeline as a Chrome trace, which Perfetto opens.`,
 				return err
 			}
 		}
-		if err := c.Print(view.Simulation(result, j, on), *asJSON); err != nil || !*draw || *asJSON {
+		if err := c.Print(view.Simulation(result, j, on), *asJSON); err != nil || !*draw {
 			return err
 		}
-		fmt.Fprintln(c.Out)
-		return timeline.Draw(c.Out, result.Timeline, timeline.DrawOptions{Iteration: len(result.Iterations) - 1, Ranks: 1, Queued: true})
+		return c.Text(func(w io.Writer) error {
+			fmt.Fprintln(w)
+			return timeline.Draw(w, result.Timeline, timeline.DrawOptions{Iteration: len(result.Iterations) - 1, Ranks: 1, Queued: true})
+		})
 	}
 	return cmd
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/mattn/go-isatty"
 	"github.com/schollz/progressbar/v3"
 
@@ -44,8 +45,8 @@ const (
 	tick     = 100 * time.Millisecond // how often it does, at most
 )
 
-// bar shows how far work is, of total (-1: unknown). Nothing is seen of it for
-// the first second, nor where there is no terminal.
+// bar shows how far work is, of total (-1: unknown), in a line of the page. Nothing
+// is seen of it for the first second, nor where there is no terminal.
 func (c *Console) bar(what string, total int64, more ...progressbar.Option) *progressbar.ProgressBar {
 	var out io.Writer = io.Discard
 	if c.Progress {
@@ -53,8 +54,8 @@ func (c *Console) bar(what string, total int64, more ...progressbar.Option) *pro
 	}
 	return progressbar.NewOptions64(total, append([]progressbar.Option{
 		progressbar.OptionSetWriter(out),
-		progressbar.OptionSetDescription(what),
-		progressbar.OptionSetWidth(30),
+		progressbar.OptionSetDescription(text.Trim(Printable(what), 22)), // what bar, rate and times leave
+		progressbar.OptionSetWidth(18),
 		progressbar.OptionThrottle(tick),
 		progressbar.OptionSetSpinnerChangeInterval(0), // no goroutine of its own
 		progressbar.OptionClearOnFinish(),

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/pflag"
 	"go.uber.org/goleak"
 
@@ -80,6 +81,30 @@ func TestProgress(t *testing.T) {
 	}
 }
 
+// A bar keeps to a line of the page, and to text, whatever the file is called.
+func TestProgressWidth(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		c := &Console{Err: &out, Progress: true}
+		const size = 1 << 30
+		r, finish := c.meter("reading \x1b[31m"+strings.Repeat("long", 30), endless{}, size)
+		for range 1000 {
+			time.Sleep(tick)
+			r.Read(make([]byte, 1<<20))
+		}
+		shown := out.String()
+		finish()
+		if !strings.Contains(shown, `reading \x1b[31mlong`) || strings.Contains(shown, "\x1b[31m") {
+			t.Errorf("the name is not shown as text: %q", shown)
+		}
+		for line := range strings.SplitSeq(shown, "\r") {
+			if n := text.StringWidthWithoutEscSequences(line); n > width {
+				t.Fatalf("%d columns: %q", n, line)
+			}
+		}
+	})
+}
+
 // What the work returns comes back, whether or not there is a terminal.
 func TestProgressError(t *testing.T) {
 	broken := errors.New("broken")
@@ -130,23 +155,27 @@ type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
 
-func TestIsJob(t *testing.T) {
-	for text, want := range map[string]bool{
-		`{"version": 1, "ops": []}`:                     true,
-		`{"name": "x"`:                                  true,
-		`{"comment": {"a": [1, 2]}, "version": 1}`:      true,
-		`{"traceEvents": [], "name": "x"}`:              false,
-		`{"schemaVersion": 1, "traceEvents": [`:         false,
-		`{"schemaVersion": 1, "deviceProperties": [{"i`: false,
-		`[{"name": "aten::add"}]`:                       false,
-		``:                                              false,
-		"\x1f\x8b":                                      false,
-		`{"schemaVersion": 1 "name"`:                    false,
-		`{}`:                                            false,
-		strings.Repeat(`{"a":`, 100000) + `{"version":1`: false,
+func TestFormOf(t *testing.T) {
+	for text, want := range map[string]form{
+		`{"version": 1, "ops": []}`:                      aJob,
+		`{"name": "x"`:                                   aJob,
+		`{"comment": {"a": [1, 2]}, "version": 1, "ops"`: aJob,
+		`{"version": 1, "policy": "ddp"}`:                aPlan,
+		`{"version": 1, "period": 1`:                     aPlan,
+		`{"traceEvents": [], "name": "x"}`:               aTrace,
+		`{"schemaVersion": 1, "traceEvents": [`:          aTrace,
+		`{"schemaVersion": 1, "deviceProperties": [{"i`:  aTrace,
+		"\x1f\x8b":                  aTrace,
+		`{"version": 1}`:            aFile,
+		`{"version": 1, "oops": []`: aFile,
+		`[{"name": "aten::add"}]`:   "",
+		``:                          "",
+		`{"other": 1 "name"`:        "",
+		`{}`:                        "",
+		strings.Repeat(`{"a":`, 100000) + `{"version":1`: "",
 	} {
-		if got := isJob([]byte(text)); got != want {
-			t.Errorf("%.40q: %v", text, got)
+		if got := formOf([]byte(text)); got != want {
+			t.Errorf("%.40q: %q, want %q", text, got, want)
 		}
 	}
 }

@@ -2,7 +2,9 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 
@@ -48,6 +50,16 @@ func (f *JobFlags) Job(ctx context.Context, c *Console, name string) (*job.Job, 
 	return c.job(ctx, name, o)
 }
 
+// NoJob reports the first of the flags that say nothing without a job.
+func NoJob(fs *pflag.FlagSet) error {
+	for _, name := range []string{"tensors", "update", "recorded-overlap", "max-delay", "max-staleness", "min-update-rate"} {
+		if fs.Changed(name) {
+			return Usagef("--%s is about a job: give --job", name)
+		}
+	}
+	return nil
+}
+
 // ClusterFlags name a cluster file or describe a cluster of equal workers.
 type ClusterFlags struct {
 	file             string
@@ -60,7 +72,7 @@ type ClusterFlags struct {
 
 // Register adds the flags.
 func (f *ClusterFlags) Register(fs *pflag.FlagSet) {
-	fs.StringVar(&f.file, "cluster", "", "cluster `file` (YAML), in place of the next four")
+	fs.StringVar(&f.file, "cluster", "", "cluster `file` (YAML), in place of --link, --workers, --per-node, --overlap")
 	fs.StringArrayVar(&f.specs, "link", nil, "`spec` of a link between nodes: bandwidth and latency of one step, as in 10Gbit,25us; again for a second link")
 	fs.IntVar(&f.workers, "workers", 0, "`number` of workers (default: as recorded)")
 	fs.IntVar(&f.perNode, "per-node", 1, "`number` of workers a node")
@@ -84,11 +96,17 @@ func (f *ClusterFlags) Check(fs *pflag.FlagSet) error {
 	if f.perNode < 1 {
 		return Usagef("--per-node %d: at least 1", f.perNode)
 	}
+	if !(f.overlap >= 0) {
+		return Usagef("--overlap %v: give a share of 0 or more, as 0.19", f.overlap)
+	}
 	f.links = nil
 	for _, spec := range f.specs {
 		l, err := cluster.ParseLink(spec)
 		if err != nil {
 			return Usagef("--link: %w", err)
+		}
+		if l.Algorithm != cluster.Ring && f.perNode > 1 {
+			return Usagef("--link: %v with --per-node %d runs inside the nodes too: describe the link there, inside, in a cluster file", l.Algorithm, f.perNode)
 		}
 		if slices.ContainsFunc(f.links, func(o cluster.Link) bool { return o.Name == l.Name }) {
 			l.Name += strconv.Itoa(len(f.links) + 1) // net, net2, net3
@@ -111,7 +129,7 @@ func (f *ClusterFlags) Cluster(ctx context.Context, c *Console, j *job.Job) (*cl
 		return nil, Usagef("the input does not tell how many workers were recorded: give --workers")
 	}
 	if workers%f.perNode != 0 {
-		return nil, Usagef("--per-node %d does not divide %d workers", f.perNode, workers)
+		return nil, Usagef("--per-node %d does not divide the number of workers, %d", f.perNode, workers)
 	}
 	out := &cluster.Cluster{Nodes: workers / f.perNode, PerNode: f.perNode, Links: f.links, Overlap: f.overlap, Scale: 1}
 	return out, Usage(out.Validate())
@@ -153,12 +171,42 @@ func (f *PolicyFlags) Register(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.Copies, "copies", false, "plans copy gradients into buckets and out, as recorded (default: reduce in place)")
 }
 
-// Check reports what is wrong with the flags.
-func (f *PolicyFlags) Check() error {
+// reader is the one policy that reads a flag, of those that not all read.
+var reader = map[string]string{"bucket": "ddp", "first-bucket": "ddp", "fusion": "horovod", "cycle": "horovod"}
+
+// Check reports what is wrong with the flags. policy is the only one that they
+// are for, or "" if they are for all.
+func (f *PolicyFlags) Check(fs *pflag.FlagSet, policy string) error {
 	if f.Options.InFlight < 1 {
 		return Usagef("--in-flight %d: at least 1", f.Options.InFlight)
 	}
+	if policy == "" {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(reader)) {
+		if fs.Changed(name) && reader[name] != policy {
+			return Usagef("--%s is for policy %s, not %s", name, reader[name], policy)
+		}
+	}
 	return nil
+}
+
+// FlagError says what is wrong with the value of a flag in words of ours.
+func FlagError(err error) error {
+	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
+		return err
+	}
+	flag := bad.GetFlag()
+	if what, ok := kinds[flag.Value.Type()]; ok {
+		return fmt.Errorf("--%s %q: not %s", flag.Name, bad.GetValue(), what)
+	}
+	return fmt.Errorf("--%s: %w", flag.Name, bad.Unwrap())
+}
+
+// kinds are the types of flags that pflag reads.
+var kinds = map[string]string{
+	"int": "a whole number", "float64": "a number, such as 0.4", "bool": "true or false",
 }
 
 // quantity is a flag of a number with a unit.
@@ -174,7 +222,7 @@ func (q quantity[T]) Type() string { return "" }
 func (q quantity[T]) Set(s string) error {
 	v, err := q.parse(s)
 	if err == nil && v == 0 {
-		err = fmt.Errorf("%q: more than 0", s)
+		err = fmt.Errorf("%q: give more than 0", s)
 	}
 	*q.to = v
 	return err
@@ -185,7 +233,7 @@ type LimitFlags struct{ limits plan.Limits }
 
 // Register adds the flags.
 func (f *LimitFlags) Register(fs *pflag.FlagSet) {
-	fs.IntVar(&f.limits.MaxDelay, "max-delay", 0, "largest delay allowed, `iterations`; alone it also sets the next two, to D+2 and 1/3")
+	fs.IntVar(&f.limits.MaxDelay, "max-delay", 0, "largest delay D allowed, `iterations`; alone it also sets --max-staleness to D+2 and --min-update-rate to 1/3")
 	fs.IntVar(&f.limits.MaxStaleness, "max-staleness", 0, "largest staleness allowed, `iterations`")
 	fs.Float64Var(&f.limits.MinUpdateRate, "min-update-rate", 1, "smallest update `rate` allowed, updates an iteration")
 }

@@ -3,11 +3,15 @@ package cli
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 
@@ -47,7 +51,7 @@ func (c *Console) read(ctx context.Context, name string, f func(io.Reader) error
 		defer pipe.Close()
 		r = pipe
 	}
-	r, finish := c.meter("reading "+name, r, size)
+	r, finish := c.meter("reading "+filepath.Base(name), r, size)
 	defer finish()
 	return f(contextReader{ctx, r})
 }
@@ -75,70 +79,116 @@ func (r contextReader) Read(p []byte) (int, error) {
 	return r.r.Read(p)
 }
 
-// Trace reads a trace of the PyTorch profiler.
-func (c *Console) Trace(ctx context.Context, name string) (t *kineto.Trace, err error) {
-	err = c.read(ctx, name, func(r io.Reader) error {
-		t, err = kineto.Read(ctx, r, kineto.ReadOptions{Name: name})
-		return err
-	})
-	return t, err
+// A form is what kind of file an input is.
+type form = string
+
+const (
+	aTrace form = "a trace"
+	aJob   form = "a job"
+	aPlan  form = "a plan"
+
+	aFile form = "a file of weft" // with a version, but no more that would tell
+)
+
+// wanted says which commands want a form.
+var wanted = map[form]string{
+	aTrace: "weft inspect and weft compare take it",
+	aJob:   "weft compare takes it",
+	aPlan:  "weft plan explain takes it",
 }
 
-// job reads a job, from a job file or from a trace; the content tells which.
-// The options hold for traces.
-func (c *Console) job(ctx context.Context, name string, o kineto.JobOptions) (j *job.Job, err error) {
-	err = c.read(ctx, name, func(r io.Reader) error {
+// open hands the named file to f, with its form, which must be one of accepts.
+// Where the start of the file does not tell, f meets what is wrong: it is taken
+// for the first of accepts, or with weft's version in it for the last.
+func (c *Console) open(ctx context.Context, name string, f func(r io.Reader, is form) error, accepts ...form) error {
+	return c.read(ctx, name, func(r io.Reader) error {
 		head := bufio.NewReaderSize(r, 64<<10)
 		start, err := head.Peek(head.Size())
 		if err != nil && !errors.Is(err, io.EOF) {
 			return err
 		}
-		if isJob(start) {
-			if o.Tensors != nil || o.Update != nil {
-				return Usagef("%s is a job, which has its tensors and its update mode: --tensors and --update are for traces", name)
+		is := cmp.Or(formOf(start), accepts[0])
+		if is == aFile {
+			is = accepts[len(accepts)-1]
+		}
+		if !slices.Contains(accepts, is) {
+			return fmt.Errorf("%s: this is %s, not %s; %s", name, is, strings.Join(accepts, " or "), wanted[is])
+		}
+		return f(head, is)
+	})
+}
+
+// tells are members of one form of file that the others do not have. The first
+// one in a file's object tells its form.
+var tells = map[string]form{
+	"traceEvents": aTrace, "schemaVersion": aTrace, "deviceProperties": aTrace, "distributedInfo": aTrace,
+	"name": aJob, "world": aJob, "mode": aJob, "lanes": aJob, "ops": aJob, "tensors": aJob,
+	"policy": aPlan, "tensors_fingerprint": aPlan, "period": aPlan, "generations": aPlan, "programs": aPlan,
+}
+
+// formOf is the form of the file that starts so; "" if that does not tell. Only
+// traces are compressed.
+func formOf(start []byte) form {
+	if bytes.HasPrefix(start, []byte("\x1f\x8b")) {
+		return aTrace
+	}
+	dec := jsontext.NewDecoder(bytes.NewReader(start))
+	if tok, err := dec.ReadToken(); err != nil || tok.Kind() != '{' {
+		return ""
+	}
+	is := form("")
+	for {
+		name, err := dec.ReadToken()
+		if err != nil || name.Kind() != '"' {
+			return is
+		}
+		if known := tells[name.String()]; known != "" {
+			return known
+		}
+		if name.String() == "version" {
+			is = aFile
+		}
+		if dec.SkipValue() != nil {
+			return is
+		}
+	}
+}
+
+// Trace reads a trace of the PyTorch profiler.
+func (c *Console) Trace(ctx context.Context, name string) (t *kineto.Trace, err error) {
+	err = c.open(ctx, name, func(r io.Reader, _ form) error {
+		t, err = kineto.Read(ctx, r, kineto.ReadOptions{Name: name})
+		return err
+	}, aTrace)
+	return t, err
+}
+
+// job reads a job, from a job file or from a trace. The options hold for traces.
+func (c *Console) job(ctx context.Context, name string, o kineto.JobOptions) (j *job.Job, err error) {
+	err = c.open(ctx, name, func(r io.Reader, is form) error {
+		if is == aJob {
+			if o.Tensors != nil || o.Update != nil || o.Overlap != 0 {
+				return Usagef("%s is a job, which has its tensors, update mode and times: --tensors, --update and --recorded-overlap are for traces", name)
 			}
-			j, err = job.Read(head)
+			j, err = job.Read(r)
 			return named(name, err)
 		}
-		t, err := kineto.Read(ctx, head, kineto.ReadOptions{Name: name})
+		t, err := kineto.Read(ctx, r, kineto.ReadOptions{Name: name})
 		if err != nil {
 			return err
 		}
 		j, err = t.Job(o)
 		return err
-	})
+	}, aTrace, aJob)
 	return j, err
-}
-
-// jobMembers are members of a job file that no trace has.
-var jobMembers = map[string]bool{"version": true, "name": true, "world": true, "mode": true, "lanes": true, "ops": true, "tensors": true}
-
-// isJob tells a job file from a trace by the first members of its object.
-func isJob(start []byte) bool {
-	dec := jsontext.NewDecoder(bytes.NewReader(start))
-	if tok, err := dec.ReadToken(); err != nil || tok.Kind() != '{' {
-		return false
-	}
-	for {
-		name, err := dec.ReadToken()
-		if err != nil || name.Kind() != '"' || name.String() == "traceEvents" {
-			return false
-		}
-		if jobMembers[name.String()] {
-			return true
-		}
-		if dec.SkipValue() != nil {
-			return false
-		}
-	}
 }
 
 // Plan reads a plan file.
 func (c *Console) Plan(ctx context.Context, name string) (p *plan.Plan, err error) {
-	err = c.read(ctx, name, func(r io.Reader) error {
+	err = c.open(ctx, name, func(r io.Reader, _ form) error {
 		p, err = plan.Read(r)
 		return named(name, err)
-	})
+	}, aPlan)
 	return p, err
 }
 
