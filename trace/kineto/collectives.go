@@ -64,7 +64,7 @@ func (v *view) findCollectives() {
 		}
 	}
 	for k := range v.threads {
-		v.findIssues(v.threads[k].events)
+		v.findIssues(v.threads[k])
 	}
 	slices.SortStableFunc(v.collectives, func(a, b collective) int {
 		return cmp.Compare(v.event(a.issue).Start, v.event(b.issue).Start)

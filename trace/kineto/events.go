@@ -53,7 +53,7 @@ type Event struct {
 	Corr       uint32 // launch correlation; 0: none
 	Seq        int32  // autograd sequence number; -1: none
 	Extra      int32  // position in Extras; -1: none
-	Row        uint16 // position in Rows
+	Row        uint16 // position in Rows: of a stream if the category is the device's, else of a thread
 	Cat        Category
 	order      uint32 // position in the file: decides between equal times
 }

@@ -196,7 +196,7 @@ func (v *view) findForward(s *stepSpan, p *passes) {
 		return m
 	}
 	for k := len(v.threads) - 1; k >= 0; k-- { // the first thread's numbers win: they count per thread
-		for _, i := range v.within(&v.threads[k], s.start, s.end) {
+		for _, i := range v.within(v.threads[k], s.start, s.end) {
 			e := v.event(i)
 			if e.Cat != CPUOp || v.outer[i] < 0 || v.under(i, isOptimizer) >= 0 {
 				continue

@@ -97,7 +97,7 @@ func (v *view) marksOf(s *stepSpan) []mark {
 			}
 			lists[k] = append(lists[k], mark{at: at, event: i, thread: int32(k), open: opening})
 		}
-		for _, i := range v.within(&v.threads[k], s.start, s.end) {
+		for _, i := range v.within(v.threads[k], s.start, s.end) {
 			for len(open) > 0 && open[len(open)-1] != v.parent[i] {
 				add(open[len(open)-1], false)
 				open = open[:len(open)-1]
@@ -237,7 +237,7 @@ func (b *builder) planCopies() {
 func (b *builder) planWaits(s *stepSpan) {
 	v, p := b.v, b.passes
 	b.hostWaits = map[int32][]int32{}
-	events := v.within(&v.threads[0], s.start, s.end)
+	events := v.within(v.threads[0], s.start, s.end)
 	after := func(at int64, c class) int32 {
 		for _, i := range events[v.from(events, at):] {
 			if c == 0 || v.is(i, c) {
@@ -393,7 +393,7 @@ func (b *builder) soft(at int64) {
 func (b *builder) cut(at int64) int32 {
 	n := int32(len(b.ops))
 	o := gop{from: b.best, event: -1, start: b.prev, end: at, optimizer: b.phase == job.Update && b.inOptimizer()}
-	o.Lane = b.v.lane[b.v.threads[b.thread].row]
+	o.Lane = b.thread
 	o.Time = float64(at - b.prev + b.carried)
 	b.label(&o)
 	if b.host >= 0 && b.ops[b.host].Lane != o.Lane {
@@ -601,7 +601,7 @@ func (b *builder) collect(s *opSpan) {
 // transfers, or to at if they end later.
 func (b *builder) awaitTransfers(colls []int32, at int64) {
 	b.soft(b.last)
-	if b.host >= 0 && b.ops[b.host].Lane == b.v.lane[b.v.threads[b.thread].row] {
+	if b.host >= 0 && b.ops[b.host].Lane == b.thread {
 		b.ops[b.host].Time += float64(b.last - b.prev) // what follows comes after the wait
 		b.prev = b.last
 	}
@@ -900,7 +900,7 @@ func (b *builder) sampled(i int32) bool {
 	if !strings.Contains(v.name(i), "EventSynchronize") || v.under(i, isModule) < 0 {
 		return false
 	}
-	events := v.threads[b.thread].events
+	events := v.threads[b.thread]
 	events = events[v.from(events, v.event(i).Start):]
 	return slices.ContainsFunc(events[:min(len(events), 4)], func(i int32) bool { return v.is(i, isElapsedTime) })
 }

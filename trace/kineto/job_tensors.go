@@ -115,15 +115,10 @@ func (v *view) copyBytes(copies []int32) []int64 {
 	out := make([]int64, len(copies))
 	for k, i := range copies {
 		e := v.event(i)
-		for t := range v.threads {
-			if v.threads[t].row != e.Row {
-				continue
-			}
-			for _, call := range v.within(&v.threads[t], e.Start, e.End()) {
-				for _, c := range v.launched(call) {
-					if v.event(c).Cat == Memcpy {
-						out[k] += v.extra(c).Bytes
-					}
+		for _, call := range v.within(v.threads[v.lane[e.Row]], e.Start, e.End()) {
+			for _, c := range v.launched(call) {
+				if v.event(c).Cat == Memcpy {
+					out[k] += v.extra(c).Bytes
 				}
 			}
 		}

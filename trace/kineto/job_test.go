@@ -964,7 +964,7 @@ func TestSampledTimers(t *testing.T) {
 }
 
 // Whatever a trace holds, it gives a valid job or an error, and can be inspected
-// if it has steps.
+// if it has steps. The reader keeps threads and streams apart.
 func TestMangledTraces(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		tr := []func() *Trace{
@@ -978,7 +978,9 @@ func TestMangledTraces(t *testing.T) {
 			case 0:
 				e.Name = uint32(rapid.IntRange(0, len(tr.Names)-1).Draw(t, "name"))
 			case 1:
-				e.Row = uint16(rapid.IntRange(0, len(tr.Rows)-1).Draw(t, "row"))
+				if row := rapid.IntRange(0, len(tr.Rows)-1).Draw(t, "row"); tr.Rows[row].Device == e.Cat.Device() {
+					e.Row = uint16(row)
+				}
 			case 2:
 				e.Start += rapid.Int64Range(-300_000, 300_000).Draw(t, "shift")
 			case 3:
@@ -990,7 +992,9 @@ func TestMangledTraces(t *testing.T) {
 			case 6:
 				e.Extra = int32(rapid.IntRange(-1, len(tr.Extras)-1).Draw(t, "extra"))
 			case 7:
-				e.Cat = Category(rapid.IntRange(0, int(Record)).Draw(t, "category"))
+				if c := Category(rapid.IntRange(0, int(Record)).Draw(t, "category")); c.Device() == e.Cat.Device() {
+					e.Cat = c
+				}
 			}
 		}
 		tr = (&fake{tr}).done()

@@ -92,17 +92,17 @@ type view struct {
 	class []class // by name
 
 	steps   []stepSpan
-	threads []thread // that compute; the first has the step marks
-	parent  []int32  // by event of those threads: the event around it, or -1
-	outer   []int32  // by event of those threads: the outermost op around it or itself; -1: it is a span around ops
-	device  []int32  // events on streams but annotations, by correlation, then start
-	syncs   []int32  // recorded waits of streams, by correlation
+	threads [][]int32 // that compute: their events by start, an enclosing one before those in it; the first has the step marks
+	parent  []int32   // by event of those threads: the event around it, or -1
+	outer   []int32   // by event of those threads: the outermost op around it or itself; -1: it is a span around ops
+	device  []int32   // events on streams but annotations, by correlation, then start
+	syncs   []int32   // recorded waits of streams, by correlation
 
-	lanes    []job.Lane
-	lane     []int32 // of a row as host or device lane; -1
-	commLane []int32 // of a row as lane of transfers; -1
-	computes []bool  // by lane, as job.Job.Computes
-	streams  bool    // computation is on streams
+	lanes    []job.Lane // of the threads, in their order; then of streams, then of transfers
+	lane     []int32    // of a row as host or device lane; -1
+	commLane []int32    // of a row as lane of transfers; -1
+	computes []bool     // by lane, as job.Job.Computes
+	streams  bool       // computation is on streams
 
 	collectives []collective
 	issued      map[int32]int32 // issuing event -> its first collective
@@ -113,12 +113,6 @@ type view struct {
 type stepSpan struct {
 	number     int // as in its mark
 	start, end int64
-}
-
-// thread is a host thread that computes.
-type thread struct {
-	row    uint16
-	events []int32 // by start, an enclosing event before those in it
 }
 
 func (v *view) event(i int32) *Event { return &v.t.Events[i] }
@@ -182,11 +176,13 @@ func (v *view) findSteps() (row uint16) {
 func (v *view) findRows(mainRow uint16) {
 	type content struct {
 		ops, transfers, nccl, device bool
+		events                       int
 	}
 	rows := make([]content, len(v.t.Rows))
 	for i := range v.t.Events {
 		e, r := &v.t.Events[i], &rows[v.t.Events[i].Row]
 		c := v.class[e.Name]
+		r.events++
 		switch {
 		case e.Cat <= Annotation && c&isTransfer != 0:
 			r.transfers = true
@@ -219,29 +215,18 @@ func (v *view) findRows(mainRow uint16) {
 			hosts = append(hosts, r)
 		}
 	}
-	slot := slices.Repeat([]int{-1}, len(rows))
-	counts := make([]int, len(rows))
 	for i, r := range hosts {
 		name := "host"
 		if i > 0 {
 			name = "host " + v.t.Rows[r].Tid
 		}
 		add(v.lane, r, job.Host, name)
-		slot[r] = i
-		v.threads = append(v.threads, thread{row: uint16(r)})
-	}
-	for i := range v.t.Events {
-		counts[v.t.Events[i].Row]++
-	}
-	for r, s := range slot {
-		if s >= 0 {
-			v.threads[s].events = make([]int32, 0, counts[r])
-		}
+		v.threads = append(v.threads, make([]int32, 0, rows[r].events))
 	}
 	for i := range v.t.Events {
 		e := &v.t.Events[i]
-		if s := slot[e.Row]; s >= 0 && e.Cat <= Runtime && v.class[e.Name]&isStep == 0 {
-			v.threads[s].events = append(v.threads[s].events, int32(i))
+		if k := v.lane[e.Row]; k >= 0 && e.Cat <= Runtime && v.class[e.Name]&isStep == 0 {
+			v.threads[k] = append(v.threads[k], int32(i))
 		}
 	}
 	for r := range rows {
@@ -270,8 +255,8 @@ func (v *view) findRows(mainRow uint16) {
 func (v *view) nest() {
 	v.parent = make([]int32, len(v.t.Events))
 	v.outer = make([]int32, len(v.t.Events))
-	for _, th := range v.threads {
-		slices.SortStableFunc(th.events, func(a, b int32) int {
+	for _, events := range v.threads {
+		slices.SortStableFunc(events, func(a, b int32) int {
 			x, y := v.event(a), v.event(b)
 			if c := cmp.Or(cmp.Compare(x.Start, y.Start), cmp.Compare(y.Dur, x.Dur)); c != 0 {
 				return c
@@ -279,7 +264,7 @@ func (v *view) nest() {
 			return -cmp.Compare(v.class[x.Name]&isEval, v.class[y.Name]&isEval)
 		})
 		var open []int32
-		for _, i := range th.events {
+		for _, i := range events {
 			e := v.event(i)
 			for len(open) > 0 {
 				if end := v.event(open[len(open)-1]).End(); e.Start < end || e.Start == end && e.Dur == 0 {
@@ -306,18 +291,18 @@ func (v *view) from(events []int32, t int64) int {
 	return n
 }
 
-// within returns the events of a thread that start in [from, to).
-func (v *view) within(th *thread, from, to int64) []int32 {
-	first := v.from(th.events, from)
-	return th.events[first:max(first, v.from(th.events, to))]
+// within returns the events of a list by start that start in [from, to).
+func (v *view) within(events []int32, from, to int64) []int32 {
+	first := v.from(events, from)
+	return events[first:max(first, v.from(events, to))]
 }
 
 // during yields the events of all threads that start in [from, to), thread by
 // thread.
 func (v *view) during(from, to int64) iter.Seq[int32] {
 	return func(yield func(int32) bool) {
-		for k := range v.threads {
-			for _, i := range v.within(&v.threads[k], from, to) {
+		for _, events := range v.threads {
+			for _, i := range v.within(events, from, to) {
 				if !yield(i) {
 					return
 				}
