@@ -280,11 +280,9 @@ func (b *builder) planWaits(s *stepSpan) {
 
 // idle reports whether no op runs at a time.
 func (v *view) idle(events []int32, at int64) bool {
-	for k := len(events) - 1; k >= 0; k-- {
-		e := v.event(events[k])
-		if e.Start <= at && v.outer[events[k]] >= 0 {
-			o := v.event(v.outer[events[k]])
-			return o.End() <= at
+	for _, i := range slices.Backward(events[:v.from(events, at+1)]) {
+		if o := v.outer[i]; o >= 0 {
+			return v.event(o).End() <= at
 		}
 	}
 	return true

@@ -817,18 +817,9 @@ func TestOddStep(t *testing.T) {
 	}
 }
 
-// An activation checkpoint: the forward part runs without autograd, and again
-// within the backward pass, where another backward pass is nested.
-func TestRecomputedForward(t *testing.T) {
-	f := newFake()
-	weight := [][]int64{{2, 4}, {5, 4}}
+// checkpointed ends a step that has one gradient, and derives its job.
+func checkpointed(t *testing.T, f *fake) *job.Job {
 	f.add(mainRow, 0, 1000, "ProfilerStep#7", more{cat: Annotation})
-	f.add(mainRow, 10, 20, "aten::mm", more{dims: weight})
-	f.add(mainRow, 30, 40, "aten::sum", more{seq: 5})
-	f.add(mainRow, 100, 300, evalMark+"CheckpointFunctionBackward", more{seq: 4})
-	f.add(mainRow, 101, 299, "CheckpointFunctionBackward", more{seq: 4})
-	f.add(mainRow, 110, 130, "aten::mm", more{seq: 7, dims: weight})
-	f.add(mainRow, 140, 160, evalMark+"MmBackward0", more{seq: 7})
 	f.gradient(170, 20, 5, 4)
 	f.add(glooRow, 190, 400, "gloo:all_reduce", more{cat: Annotation, dims: [][]int64{{20}}})
 	f.add(mainRow, 402, 410, "torch.distributed.ddp.reducer::copy_bucket_to_grad", more{})
@@ -838,6 +829,21 @@ func TestRecomputedForward(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return j
+}
+
+// An activation checkpoint: the forward part runs without autograd, and again
+// within the backward pass, where another backward pass is nested.
+func TestRecomputedForward(t *testing.T) {
+	f := newFake()
+	weight := [][]int64{{2, 4}, {5, 4}}
+	f.add(mainRow, 10, 20, "aten::mm", more{dims: weight})
+	f.add(mainRow, 30, 40, "aten::sum", more{seq: 5})
+	f.add(mainRow, 100, 300, evalMark+"CheckpointFunctionBackward", more{seq: 4})
+	f.add(mainRow, 101, 299, "CheckpointFunctionBackward", more{seq: 4})
+	f.add(mainRow, 110, 130, "aten::mm", more{seq: 7, dims: weight})
+	f.add(mainRow, 140, 160, evalMark+"MmBackward0", more{seq: 7})
+	j := checkpointed(t, f)
 	if len(j.Tensors) != 1 {
 		t.Fatalf("%d tensors", len(j.Tensors))
 	}
@@ -858,19 +864,10 @@ func TestRecomputedForward(t *testing.T) {
 func TestRepeatedForward(t *testing.T) {
 	f := newFake()
 	weight := [][]int64{{2, 4}, {5, 4}}
-	f.add(mainRow, 0, 1000, "ProfilerStep#7", more{cat: Annotation})
 	f.add(mainRow, 10, 20, "aten::mm", more{seq: 7, dims: weight})
 	f.add(mainRow, 100, 160, evalMark+"MmBackward0", more{seq: 7})
 	f.add(mainRow, 110, 130, "aten::mm", more{seq: 20, dims: weight})
-	f.gradient(170, 20, 5, 4)
-	f.add(glooRow, 190, 400, "gloo:all_reduce", more{cat: Annotation, dims: [][]int64{{20}}})
-	f.add(mainRow, 402, 410, "torch.distributed.ddp.reducer::copy_bucket_to_grad", more{})
-	f.add(mainRow, 500, 600, "Optimizer.step#SGD.step", more{cat: Annotation})
-	f.add(mainRow, 510, 590, "aten::add_", more{})
-	j, err := f.done().Job(JobOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	j := checkpointed(t, f)
 	for n, want := range []string{
 		"host forward 0 20 aten::mm",
 		"host backward 0 90 MmBackward0",

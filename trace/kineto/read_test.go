@@ -627,19 +627,7 @@ func TestReadRecorded(t *testing.T) {
 
 // The counts were taken from the shared trace with ten lines of Python.
 func TestReadShared(t *testing.T) {
-	file := shared()
-	if file == "" {
-		t.Skip("the shared trace is not there: set WEFT_SHARED to the directory that holds data/kineto")
-	}
-	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	tr, err := Read(context.Background(), f, ReadOptions{Name: file})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := load(t, resnet50(t))
 	got := map[string]int{"names": len(tr.Names), "rows": len(tr.Rows)}
 	for _, e := range tr.Events {
 		got[fmt.Sprint("category ", e.Cat)]++
