@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -398,6 +399,7 @@ func (b *builder) updates(p *plan.Plan) error {
 	}
 	barrier, next := b.job.BarrierOps(lanes)
 	readers := map[job.TensorID]int32{}
+	var turns []int32
 	for _, u := range p.Updates {
 		tensors := u.Tensors
 		if tensors == nil {
@@ -429,7 +431,10 @@ func (b *builder) updates(p *plan.Plan) error {
 				}
 				o, ok := readers[k]
 				if !ok {
-					o = b.readUpdate(k)
+					if turns == nil {
+						turns = b.turns()
+					}
+					o = b.readUpdate(k, turns)
 					readers[k] = o
 				}
 				for _, v := range b.job.Tensors[k].Updaters {
@@ -472,23 +477,16 @@ func (s shares) of(j *job.Job, k job.TensorID, o job.OpID) float64 {
 }
 
 // readUpdate inserts an op in front of the first reader of tensor k. It follows
-// all reads of the iteration before, and precedes all of its own.
-func (b *builder) readUpdate(k job.TensorID) int32 {
+// all reads of the iteration before, and precedes all of its own. The first
+// reader is that of an execution order, turns: then what the readers on other
+// lanes now wait for precedes them in it, and no circle arises.
+func (b *builder) readUpdate(k job.TensorID, turns []int32) int32 {
 	t := &b.job.Tensors[k]
-	first := t.Readers[0]
+	first := slices.MinFunc(t.Readers, func(x, y job.OpID) int { return cmp.Compare(turns[x], turns[y]) })
 	l := b.ops[first].lane
 	id := b.detached(op{name: "update " + t.Name, lane: l, phase: job.Update}, 0)
 	ops := b.lanes[l].ops
-	reads := make(map[int32]bool, len(t.Readers))
-	for _, r := range t.Readers {
-		reads[r] = true
-	}
-	for i, o := range ops {
-		if reads[o] {
-			b.lanes[l].ops = append(ops[:i:i], append([]int32{id}, ops[i:]...)...)
-			break
-		}
-	}
+	b.lanes[l].ops = slices.Insert(slices.Clone(ops), slices.Index(ops, first), id)
 	for _, r := range t.Readers {
 		if b.ops[r].lane != l {
 			b.edge(id, r)
@@ -497,6 +495,42 @@ func (b *builder) readUpdate(k job.TensorID) int32 {
 		}
 	}
 	return id
+}
+
+// turns numbers the job's ops in an order in which they can run one by one.
+func (b *builder) turns() []int32 {
+	n := len(b.job.Ops)
+	turn, left := make([]int32, n), make([]int32, n)
+	after := make([]int32, n) // the next on its lane, or -1
+	for _, l := range b.lanes {
+		for i, o := range l.ops {
+			left[o], after[o] = b.ops[o].deps, -1
+			if i > 0 {
+				left[o]++
+				after[l.ops[i-1]] = o
+			}
+		}
+	}
+	var ready []int32
+	for o := range n {
+		if left[o] == 0 {
+			ready = append(ready, int32(o))
+		}
+	}
+	for i := 0; i < len(ready); i++ {
+		o := ready[i]
+		turn[o] = int32(i)
+		next := b.succ[o]
+		if after[o] >= 0 {
+			next = append(slices.Clip(next), after[o])
+		}
+		for _, d := range next {
+			if left[d]--; left[d] == 0 {
+				ready = append(ready, d)
+			}
+		}
+	}
+	return turn
 }
 
 // carriers lists, by bucket, the transfers that complete it.

@@ -152,14 +152,11 @@ func (m *machine) newLink(l int) linkState {
 	return s
 }
 
-// instance finds the transfer that r names, seen from period n; nil if the run
-// does not have it.
-func (m *machine) instance(r ref, n int) *instance {
-	at := (n+r.shift)*len(m.program.links[r.link].transfers) + int(r.index)
-	if n+r.shift < 0 || at >= len(m.links[r.link].inst) {
-		return nil
-	}
-	return &m.links[r.link].inst[at]
+// position is where on its link the transfer stands that r names, seen from
+// period n, if the run has it.
+func (m *machine) position(r ref, n int) (at int, ok bool) {
+	at = (n+r.shift)*len(m.program.links[r.link].transfers) + int(r.index)
+	return at, n+r.shift >= 0 && at < len(m.links[r.link].inst)
 }
 
 // enter returns the state of iteration i, made on first use.
@@ -195,7 +192,11 @@ func (m *machine) enter(i int) *iteration {
 	}
 	for _, x := range m.waits[place] {
 		for _, r := range x.refs {
-			if t := m.instance(r, n); t != nil && !t.absent && !t.done {
+			at, ok := m.position(r, n)
+			if !ok {
+				continue
+			}
+			if t := &m.links[r.link].inst[at]; !t.absent && !t.done {
 				t.waiters = append(t.waiters, waiter{int32(i), x.op})
 				s.waits[x.op]++
 			}
@@ -263,7 +264,7 @@ func (m *machine) take(e event) {
 	case opDone:
 		m.finishOp(e.a, e.b)
 	case timerDone:
-		m.open(ref{e.a, 0, 0}, int(e.b))
+		m.open(e.a, int(e.b))
 	case wireDone:
 		m.finishWire(e.a, e.token)
 	case transferDone:
@@ -323,8 +324,9 @@ func (m *machine) startBackward(i int, it *iteration) {
 		return
 	}
 	for _, t := range m.onBackward[i%m.period] {
-		at := (i/m.period+t.shift)*len(m.program.links[t.link].transfers) + int(t.index)
-		m.push(event{at: m.now + t.after, kind: timerDone, a: t.link, b: int32(at)})
+		if at, ok := m.position(t.ref, i/m.period); ok {
+			m.push(event{at: m.now + t.after, kind: timerDone, a: t.link, b: int32(at)})
+		}
 	}
 }
 

@@ -206,3 +206,22 @@ func layers(n int) *job.Job {
 	}
 	return job.Chain("layers", fwd, bwd, bytes)
 }
+
+// A transfer of the period before, with a time gate, has a place in the last
+// period that the run has no transfer for.
+func TestTimeGateOfAnEarlierPeriod(t *testing.T) {
+	j := job.Chain("chain", []float64{1}, []float64{1}, []int64{4})
+	c := cluster.Uniform(2, 1, cluster.Link{Name: "net", Bandwidth: 1e9})
+	p := plan.New(j, "test", "net")
+	p.AllReduce(0, plan.WholeTensors(j, 0))
+	x := &p.Programs[0].Transfers[0]
+	x.Generation = -1
+	x.Gates = append(x.Gates, plan.Gate{Kind: plan.NotBefore, Time: 3})
+	p.Updates[0].Iteration, p.MaxDelay, p.MaxStaleness, p.Buffers = 1, 1, 1, 2
+	if r := plan.Check(p, j, plan.DelayLimits(1)); !r.OK() {
+		t.Fatal(r)
+	}
+	if _, err := sim.Run(context.Background(), j, c, p, sim.Options{}); err != nil {
+		t.Fatal(err)
+	}
+}

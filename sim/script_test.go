@@ -237,8 +237,12 @@ func parseOps(t *testing.T, text string) *job.Job {
 	j := &job.Job{Name: "ops"}
 	ops, lanes := map[string]job.OpID{}, map[string]job.LaneID{}
 	for _, line := range strings.Split(text, "\n") {
-		if f := strings.Fields(line); len(f) == 2 && f[0] == "tensor" {
+		switch f := strings.Fields(line); {
+		case len(f) == 0 || f[0] == "broadcast":
+		case f[0] == "tensor":
 			j.Tensors = append(j.Tensors, job.Tensor{Name: fmt.Sprint("t", len(j.Tensors)+1), Elements: int64(atoi(t, f[1])), Param: job.Uint8, Grad: job.Uint8})
+		default: // names may be used before their line
+			ops[f[0]] = job.OpID(len(ops))
 		}
 	}
 	for _, line := range strings.Split(text, "\n") {
@@ -273,7 +277,6 @@ func parseOps(t *testing.T, text string) *job.Job {
 		if err := o.Phase.UnmarshalText([]byte(f[2])); err != nil {
 			t.Fatal(err)
 		}
-		ops[f[0]] = id
 		list(f[4:], func(verb, word string) {
 			if verb == "after" {
 				o.Deps = append(o.Deps, ops[word])

@@ -6,20 +6,18 @@ import "slices"
 // opened it, for the timeline's arrows.
 func (m *machine) releaseAll(refs []ref, i int, span int32) {
 	for _, r := range refs {
-		n := i/m.period + r.shift
-		at := n*len(m.program.links[r.link].transfers) + int(r.index)
-		if n >= 0 && at < len(m.links[r.link].inst) {
-			if x := &m.links[r.link].inst[at]; span >= 0 {
-				x.gradOp = span
+		if at, ok := m.position(r, i/m.period); ok {
+			if span >= 0 {
+				m.links[r.link].inst[at].gradOp = span
 			}
-			m.open(r, at)
+			m.open(r.link, at)
 		}
 	}
 }
 
 // open counts one gate of the transfer at position at of a link as open.
-func (m *machine) open(r ref, at int) {
-	x := &m.links[r.link].inst[at]
+func (m *machine) open(l int32, at int) {
+	x := &m.links[l].inst[at]
 	if x.pending--; x.pending == 0 {
 		x.ready = m.now
 		m.dirty = true
@@ -137,8 +135,8 @@ func (m *machine) finishTransfer(l int32, at int) {
 	span := m.rec.transfer(l, at, x, t, m.now)
 	n := at / len(m.program.links[l].transfers)
 	for _, r := range t.onDone {
-		if y := m.instance(r, n); y != nil {
-			m.open(ref{r.link, r.index, 0}, (n+r.shift)*len(m.program.links[r.link].transfers)+int(r.index))
+		if at, ok := m.position(r, n); ok {
+			m.open(r.link, at)
 		}
 	}
 	for _, w := range x.waiters {
