@@ -183,3 +183,42 @@ func TestInterrupt(t *testing.T) {
 		t.Errorf("left behind: %v (%v)", entries, err)
 	}
 }
+
+// TestKeysDocumented looks every key that --json prints up in docs/cli.md.
+func TestKeysDocumented(t *testing.T) {
+	docs, err := os.ReadFile("../../docs/cli.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const (
+		trace  = "../../testdata/traces/gpt-gloo-torch2.6/rank0.json.gz"
+		peer   = "../../testdata/traces/gpt-gloo-torch2.6/rank1.json.gz"
+		rx     = "testdata/rx/job.json"
+		onLink = " --link 8Mbit,1ms"
+	)
+	dir := t.TempDir()
+	wfbp, ddp := filepath.Join(dir, "wfbp.json"), filepath.Join(dir, "ddp.json")
+	for _, line := range []string{
+		"inspect " + trace,
+		"inspect " + trace + " " + peer,
+		"import " + trace + " -o " + filepath.Join(dir, "job.json"),
+		"compare " + rx + onLink,
+		"plan " + rx + onLink + " --policy wfbp -o " + wfbp,
+		"plan " + rx + onLink + " --policy ddp -o " + ddp,
+		"plan check " + wfbp + " --job " + rx,
+		"plan check " + wfbp + " " + ddp,
+		"simulate --job " + rx + onLink + " --plan " + wfbp,
+		"policies",
+		"version",
+	} {
+		var out, problems bytes.Buffer
+		if code := run(t.Context(), &cli.Console{Out: &out, Err: &problems}, append(strings.Fields(line), "--json")); code > cli.No {
+			t.Errorf("%s: exit code %d: %s", line, code, &problems)
+		}
+		for _, key := range regexp.MustCompile(`"(\w+)":`).FindAllStringSubmatch(out.String(), -1) {
+			if !strings.Contains(string(docs), "`"+key[1]+"`") {
+				t.Errorf("%s: key %s is not in docs/cli.md", line, key[1])
+			}
+		}
+	}
+}

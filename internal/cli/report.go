@@ -31,7 +31,7 @@ type Fact struct {
 	Value      any
 }
 
-// Table is rows under columns. Key is its JSON name.
+// Table is rows under columns. Key is its JSON name, "" where all rows stand apart.
 type Table struct {
 	Title, Key string
 	Columns    []Column
@@ -288,7 +288,9 @@ func (r *Report) writeJSON(w io.Writer) error {
 				apart.add(row.Key, o)
 			}
 		}
-		obj.add(t.Key, rows)
+		if t.Key != "" {
+			obj.add(t.Key, rows)
+		}
 		obj = append(obj, apart...)
 	}
 	obj.add("notes", append([]string{}, r.Notes...))

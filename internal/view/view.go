@@ -215,7 +215,7 @@ func Policies(all []policy.Policy) *cli.Report {
 // Simulation is where the time of a simulated iteration goes, and each transfer.
 func Simulation(r *sim.Result, j *job.Job, c *cluster.Cluster) *cli.Report {
 	m := r.Timeline.Metrics(r.Steady, len(r.Iterations))
-	where := cli.Table{Title: "An iteration in steady state", Key: "breakdown", Columns: []cli.Column{
+	where := cli.Table{Title: "An iteration in steady state", Columns: []cli.Column{
 		{Head: "workers", Key: "workers"}, {Head: "rank", Key: "rank"},
 		{Head: "time\nms", Key: "time_us"}, {Head: "compute\nms", Key: "computation_us"}, {Head: "exposed\nms", Key: "exposed_us"},
 		{Head: "idle\nms", Key: "idle_us"}, {Head: "comm.\nms", Key: "communication_us"}, {Head: "hidden\nms", Key: "hidden_us"},
