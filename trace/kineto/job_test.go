@@ -357,6 +357,90 @@ host update 0 475 aten::_foreach_add_`)
 	}
 }
 
+// A copy that ends within its call has blocked the host, here from 250 to 410.
+// What is left of the call, 5 us, and the time to the next launch, 85 + 25, belong
+// to the op that follows.
+func TestBlockingCopy(t *testing.T) {
+	f := gpu()
+	f.Events = slices.DeleteFunc(f.Events, func(e Event) bool { return f.Names[e.Name] == "cudaStreamSynchronize" })
+	for k := range f.Events {
+		if e := &f.Events[k]; e.Cat == Runtime && e.Corr == 6 {
+			e.Dur = 165_000
+		}
+	}
+	j, err := f.done().Job(JobOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for k, want := range []string{
+		"host update 0 30 aten::item after [13]",
+		"device update 0 3 aten::item after [14]",
+		"host update 0 115 aten::_foreach_add_ after [15]",
+	} {
+		if got := line(j, 14+k); got != want {
+			t.Errorf("op %d: %s, want %s", 14+k, got, want)
+		}
+	}
+}
+
+// A transfer is active from 242 to 400, in 18 of the 20 us of a kernel. At an
+// overlap of 0.25 these count 1/1.25: 2 + 18/1.25 = 16.4 us. Other ops stay.
+func TestOverlap(t *testing.T) {
+	f := gpu()
+	f.add(autogradRow, 190, 195, "aten::relu", more{})
+	f.add(autogradRow, 191, 194, "cudaLaunchKernel", more{cat: Runtime, corr: 8})
+	f.add(streamRow, 382, 402, "kernel", more{cat: Kernel, corr: 8})
+	tr := f.done()
+	plain, err := tr.Job(JobOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	j, err := tr.Job(JobOptions{Overlap: 0.25})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range j.Ops {
+		want := plain.Ops[n].Time
+		if o := &j.Ops[n]; o.Name == "aten::relu" && j.Lanes[o.Lane].Kind == job.Device {
+			want = 16.4
+		}
+		if got := j.Ops[n].Time; math.Abs(got-want) > 1e-9 {
+			t.Errorf("%s: %g us, want %g", line(j, n), got, want)
+		}
+	}
+}
+
+// With synchronisation events it is known what a stream waits for: here 7 for
+// what was on 9 at the record, the first of its two kernels.
+func TestRecordedWaits(t *testing.T) {
+	f := gpu()
+	f.Rows = append(f.Rows, Row{Tid: "9", Device: true})
+	const otherRow = ncclRow + 1
+	call := func(at int64, name string, corr uint32) {
+		f.add(mainRow, at, at+2, name, more{cat: Runtime, corr: corr})
+	}
+	call(60, "cudaLaunchKernel", 20)
+	f.add(otherRow, 70, 75, "kernel", more{cat: Kernel, corr: 20})
+	call(64, "cudaEventRecord", 21)
+	call(68, "cudaLaunchKernel", 22)
+	f.add(otherRow, 75, 95, "kernel", more{cat: Kernel, corr: 22})
+	call(72, "cudaStreamWaitEvent", 23)
+	f.add(streamRow, 128, 129, "Stream Wait Event", more{cat: Sync, corr: 23, elements: 1})
+	f.Extras[len(f.Extras)-1] = Extra{Stream: 9, Waits: 21}
+	j, err := f.done().Job(JobOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := slices.IndexFunc(j.Ops, func(o job.Op) bool { return o.Phase == job.Backward && j.Lanes[o.Lane].Kind == job.Device })
+	// Op 3 is the first kernel on stream 9, after the launch 2 from 30 to 62.
+	if got, want := line(j, n), fmt.Sprintf("device backward 0 100 MmBackward0 after [%d 3]", n-1); got != want {
+		t.Errorf("op %d: %s, want %s", n, got, want)
+	}
+	if got, want := line(j, 3), "device forward 0 5 between ops after [2]"; got != want {
+		t.Errorf("op 3: %s, want %s", got, want)
+	}
+}
+
 // twoStreams is a step of two layers, each with its own stream and bucket. Waits
 // are recorded as calls only: stream 9 is made to wait for 7 in forward, 7 for 9
 // in backward, and 7 for each bucket after it.
