@@ -157,7 +157,7 @@ func prove(ctx context.Context, j *job.Job, c *cluster.Cluster, p policy.Policy,
 	if err := plan.Check(built, j, plan.DefaultLimits).Err(); err != nil {
 		return Row{}, fmt.Errorf("policy %s built a wrong plan: %w", p.Name, err)
 	}
-	result, err := sim.Run(ctx, j, c, built, sim.Options{Timeline: true})
+	result, err := sim.Run(ctx, j, c, built, sim.Options{})
 	if err != nil {
 		return Row{}, fmt.Errorf("policy %s: %w", p.Name, err)
 	}
@@ -165,7 +165,7 @@ func prove(ctx context.Context, j *job.Job, c *cluster.Cluster, p policy.Policy,
 		Policy: p,
 		Plan:   built,
 		Time:   result.Time,
-		Mean:   result.Timeline.Metrics(result.Steady, len(result.Iterations)).Mean,
+		Mean:   result.Mean,
 	}
 	for i := range built.Buckets {
 		r.Largest = max(r.Largest, built.Buckets[i].Bytes(j))

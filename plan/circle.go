@@ -305,11 +305,12 @@ func (c *checker) ready(bucket int) cut {
 	return done
 }
 
-// copiesOut lists, by tensor, the kept ops that copy gradients out of buckets.
+// copiesOut lists, by tensor, the kept ops that copy gradients out of buckets and
+// wait for their transfers: not those of a host, which only launch.
 func copiesOut(j *job.Job) map[job.TensorID][]job.OpID {
 	out := map[job.TensorID][]job.OpID{}
 	for o := range j.Ops {
-		if x := &j.Ops[o]; x.Role == job.CopyOut {
+		if x := &j.Ops[o]; x.Role == job.CopyOut && j.Computes(x.Lane) {
 			out[x.Tensor] = append(out[x.Tensor], job.OpID(o))
 		}
 	}

@@ -17,8 +17,9 @@ import (
 // transfers. Times are whole nanoseconds in float64, so that sums are exact and
 // equal times are equal.
 type program struct {
-	name   string
-	period int
+	name     string
+	period   int
+	recorded bool // op times include the slowdown by overlapped transfers
 
 	lanes []lane
 	ops   []op
@@ -48,10 +49,10 @@ type waiting struct {
 }
 
 type lane struct {
-	name   string
-	kind   timeline.LaneKind
-	slowed bool // by overlapped communication
-	ops    []int32
+	name     string
+	kind     timeline.LaneKind
+	computes bool // does the job's computation: waits for communication, and is slowed by it
+	ops      []int32
 }
 
 type op struct {
@@ -155,9 +156,7 @@ func compile(j *job.Job, c *cluster.Cluster, p *plan.Plan) (*program, error) {
 // its own: the job says what it waits for, not which thread carried it.
 func compileReplay(j *job.Job) (*program, error) {
 	b := newBuilder(j, 1, fmt.Sprintf("%s as recorded", j.Name))
-	for l := range b.lanes {
-		b.lanes[l].slowed = false // recorded times include it
-	}
+	b.recorded = true
 	for i := range j.Collectives {
 		x := &j.Collectives[i]
 		l := b.lane(fmt.Sprintf("collective %d", i), timeline.Link)
@@ -193,11 +192,10 @@ func newBuilder(j *job.Job, period int, name string) *builder {
 		b.onOp[i] = map[int32][]ref{}
 		b.waits[i] = map[int32][]ref{}
 	}
-	device := j.HasDevice()
-	for _, l := range j.Lanes {
+	for i, l := range j.Lanes {
 		kind := map[job.LaneKind]timeline.LaneKind{job.Host: timeline.Host, job.Device: timeline.Device, job.Comm: timeline.Link}[l.Kind]
 		b.lane(l.Name, kind)
-		b.lanes[len(b.lanes)-1].slowed = l.Kind == job.Device || !device
+		b.lanes[i].computes = j.Computes(job.LaneID(i))
 	}
 	b.succ = make([][]int32, 0, len(j.Ops))
 	for i := range j.Ops {
@@ -448,11 +446,16 @@ func (b *builder) updates(p *plan.Plan) error {
 }
 
 // copiesOut lists the ops that copy these tensors' reduced gradients out of
-// buckets, where the plan keeps them.
+// buckets, where the plan keeps them. A host that launches such a copy does not
+// wait for the transfer; the device does.
 func (b *builder) copiesOut(tensors []job.TensorID) []int32 {
+	want := make([]bool, len(b.job.Tensors))
+	for _, k := range tensors {
+		want[k] = true
+	}
 	var ops []int32
 	for o := range b.job.Ops {
-		if x := &b.job.Ops[o]; x.Role == job.CopyOut && slices.Contains(tensors, x.Tensor) {
+		if x := &b.job.Ops[o]; x.Role == job.CopyOut && b.job.Computes(x.Lane) && want[x.Tensor] {
 			ops = append(ops, int32(o))
 		}
 	}

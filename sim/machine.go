@@ -28,7 +28,11 @@ type machine struct {
 	work   heap // ends of slowed ops, in the time that the slowed lanes' clock shows
 	clock  clock
 	flying int // transfers in flight
-	dirty  bool
+	steady int // first iteration that counts in the result
+	// Meters: the links', and the readings at the start and the end of what counts.
+	sending   meter
+	from, end []meter
+	dirty     bool
 
 	rec *recorder
 }
@@ -40,13 +44,13 @@ type worker struct {
 	scale  float64
 	jitter float64
 	lanes  []laneState
+	meter  meter
 }
 
 type laneState struct {
 	iteration int32
 	place     int32   // position in lane.ops; the op there runs or is next
 	running   bool    //
-	since     float64 // end of the op before
 	started   float64 // of the running op
 	blocked   float64 // when only transfers were left to wait for; < 0: not yet
 	done      bool
@@ -104,19 +108,22 @@ func (c *clock) set(real, rate float64) {
 	c.lane, c.real, c.rate = c.at(real), real, rate
 }
 
-func newMachine(p *program, c *cluster.Cluster, workers []worker, iterations int, o Options) *machine {
+func newMachine(p *program, c *cluster.Cluster, workers []worker, iterations int) *machine {
 	m := &machine{program: p, workers: workers, iterations: iterations, seed: c.Seed}
+	// The first half is warm-up; what counts is a whole number of periods where
+	// the run is long enough.
+	m.steady = iterations - max(iterations/2/p.period*p.period, min(p.period, iterations))
 	m.state = make([]*iteration, iterations)
 	m.ends = make([]float64, iterations)
-	m.clock = clock{slow: 1 / (1 + c.Overlap), rate: 1}
+	m.clock = clock{slow: 1, rate: 1}
+	if !p.recorded {
+		m.clock.slow = 1 / (1 + c.Overlap)
+	}
 	m.links = make([]linkState, len(p.links))
 	for l := range m.links {
 		m.links[l] = m.newLink(l)
 	}
 	m.media = media(p.links)
-	if o.Timeline {
-		m.rec = newRecorder(m)
-	}
 	return m
 }
 
@@ -217,6 +224,9 @@ func (m *machine) run(ctx context.Context) error {
 		}
 	}
 	m.dirty = true
+	if m.steady == 0 {
+		m.from = m.read()
+	}
 	for steps := 0; ; steps++ {
 		if steps%(1<<16) == 0 && ctx.Err() != nil {
 			return ctx.Err()
@@ -299,21 +309,33 @@ func (m *machine) begin(w, l int32) {
 	if it.waits[o] > 0 {
 		if s.blocked < 0 {
 			s.blocked = m.now
+			if m.lanes[l].computes {
+				m.workers[w].meter.until(m.now)
+				m.workers[w].meter.waiting++
+			}
 		}
 		return
 	}
 	if s.blocked >= 0 {
 		m.rec.wait(w, l, o, s.iteration, s.blocked, m.now)
 		s.blocked = -1
+		if m.lanes[l].computes {
+			m.workers[w].meter.until(m.now)
+			m.workers[w].meter.waiting--
+		}
 	}
 	s.running, s.started = true, m.now
+	if m.lanes[l].computes {
+		m.workers[w].meter.until(m.now)
+		m.workers[w].meter.running++
+	}
 	if m.ops[o].phase == job.Backward && !it.begun[w] {
 		it.begun[w] = true
 		m.startBackward(int(s.iteration), it)
 	}
 	t := m.duration(&m.workers[w], int(s.iteration), o)
 	e := event{at: m.now + t, kind: opDone, a: w, b: l}
-	if m.clock.slow < 1 && m.lanes[l].slowed {
+	if m.clock.slow < 1 && m.lanes[l].computes {
 		e.at, e.slowed = m.clock.at(m.now)+t, true
 	}
 	m.push(e)
@@ -345,7 +367,11 @@ func (m *machine) finishOp(w, l int32) {
 	o, i := m.lanes[l].ops[s.place], int(s.iteration)
 	it := m.state[i]
 	span := m.rec.compute(w, l, o, s.iteration, s.started, m.now)
-	s.running, s.since = false, m.now
+	s.running = false
+	if m.lanes[l].computes {
+		m.workers[w].meter.until(m.now)
+		m.workers[w].meter.running--
+	}
 
 	for _, d := range m.succ[o] {
 		m.satisfy(w, d, i)
@@ -373,6 +399,12 @@ func (m *machine) finishOp(w, l int32) {
 	}
 	if it.left--; it.left == 0 {
 		m.ends[i] = m.now
+		switch i {
+		case m.steady - 1:
+			m.from = m.read()
+		case m.iterations - 1:
+			m.end = m.read()
+		}
 		m.state[i] = nil
 		m.releaseAll(m.onEnd[i%m.period], i, -1)
 	}

@@ -3,6 +3,7 @@ package sim_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"reflect"
 	"testing"
 
@@ -15,6 +16,7 @@ import (
 	"weft/policy/all"
 	"weft/policy/fusion"
 	"weft/sim"
+	"weft/timeline"
 
 	"pgregory.net/rapid"
 )
@@ -138,6 +140,31 @@ func TestAlikeWorkersOnceOrAll(t *testing.T) {
 				}
 			}
 			t.Fatalf("timelines differ: %d and %d spans", len(a.Spans), len(b.Spans))
+		}
+	})
+}
+
+// The meters find what the spans say, whether or not there are any.
+func TestMetersAgreeWithTimeline(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		j, c, o := random.Job(t), random.Cluster(t), options(t)
+		random.Unequal(t, c)
+		pol := rapid.SampledFrom(all.Policies()).Draw(t, "policy")
+		so := sim.Options{Timeline: true, Iterations: rapid.IntRange(1, 7).Draw(t, "iterations")}
+		r := simulate(t, j, c, pol, o, so)
+		m := r.Timeline.Metrics(r.Steady, len(r.Iterations))
+		for _, x := range [][2]timeline.Breakdown{{r.Mean, m.Mean}, {r.Worst, m.Worst}} {
+			for i, d := range [][2]float64{
+				{x[0].Iteration, x[1].Iteration}, {x[0].Computation, x[1].Computation}, {x[0].Communication, x[1].Communication},
+				{x[0].Exposed, x[1].Exposed}, {x[0].Idle, x[1].Idle},
+			} {
+				if math.Abs(d[0]-d[1]) > 1e-6*(1+math.Abs(d[1])) {
+					t.Fatalf("metric %d: %v by the meters, %v from the spans\n%+v\n%+v", i, d[0], d[1], x[0], x[1])
+				}
+			}
+		}
+		if bare := simulate(t, j, c, pol, o, sim.Options{Iterations: so.Iterations}); bare.Mean != r.Mean || bare.Worst != r.Worst || bare.WorstRank != r.WorstRank {
+			t.Fatalf("with spans %+v, without %+v", r.Mean, bare.Mean)
 		}
 	})
 }

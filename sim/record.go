@@ -2,45 +2,55 @@ package sim
 
 import "weft/timeline"
 
-// result sums the run up. The first half is warm-up; the steady part is a whole
-// number of periods where the run is long enough.
+// result sums the run up.
 func (m *machine) result() *Result {
-	r := &Result{Iterations: make([]float64, m.iterations)}
+	r := &Result{Iterations: make([]float64, m.iterations), Steady: m.steady}
 	from := 0.0
 	for i, end := range m.ends {
 		r.Iterations[i] = (end - from) / nsPerUs
 		from = end
 	}
-	steady := max(m.iterations/2/m.period*m.period, min(m.period, m.iterations))
-	r.Steady = m.iterations - steady
-	start := 0.0
-	if r.Steady > 0 {
-		start = m.ends[r.Steady-1]
-	}
-	r.Time = (m.ends[m.iterations-1] - start) / nsPerUs / float64(steady)
+	n := m.iterations - m.steady
+	r.Mean, r.Worst, r.WorstRank = timeline.Summary(ranks(m.workers), breakdown(m.from, m.end, n))
+	r.Time = r.Mean.Iteration
 	r.Timeline = m.rec.timeline()
 	return r
 }
 
-// recorder collects spans; a nil recorder collects nothing.
+func ranks(workers []worker) []timeline.Rank {
+	out := make([]timeline.Rank, len(workers))
+	for i := range workers {
+		out[i].Rank = workers[i].rank
+		if len(workers[i].stands) > 1 {
+			out[i].Stands = workers[i].stands
+		}
+	}
+	return out
+}
+
+// recorder collects the spans of the first few workers; a nil recorder collects
+// nothing.
 type recorder struct {
 	m     *machine
+	few   int // workers
 	spans []timeline.Span
 	flows []timeline.Flow
 	// arrivals: the transfer (its span on the first worker) that an op waited for last.
 	arrivals map[waiter]int32
 }
 
-func newRecorder(m *machine) *recorder {
+func newRecorder(m *machine, few int) *recorder {
 	return &recorder{
-		m: m, arrivals: map[waiter]int32{},
-		spans: make([]timeline.Span, 0, m.iterations*m.spans()*len(m.workers)),
+		m: m, few: few, arrivals: map[waiter]int32{},
+		spans: make([]timeline.Span, 0, m.iterations*m.spans()*few),
 	}
 }
 
+func (r *recorder) workers() []worker { return r.m.workers[:r.few] }
+
 // compute records an op and returns the position of its span, or -1.
 func (r *recorder) compute(w, l, o, i int32, start, end float64) int32 {
-	if r == nil {
+	if r == nil || int(w) >= r.few {
 		return -1
 	}
 	kind := timeline.Compute
@@ -59,7 +69,7 @@ func (r *recorder) compute(w, l, o, i int32, start, end float64) int32 {
 
 // wait records that a lane stood still for communication before op o.
 func (r *recorder) wait(w, l, o, i int32, start, end float64) {
-	if r != nil && end > start {
+	if r != nil && int(w) < r.few && end > start {
 		r.add(timeline.Span{
 			Rank: w, Lane: l, Kind: timeline.Wait, Phase: uint8(r.m.ops[o].phase), Name: "wait: " + r.m.ops[o].name,
 			Iteration: i, Start: start, End: end, Bucket: -1,
@@ -92,7 +102,7 @@ func (r *recorder) transfer(l int32, at int, x *instance, t *transfer, end float
 
 func (r *recorder) everywhere(s timeline.Span) int32 {
 	first := int32(len(r.spans))
-	for w := range r.m.workers {
+	for w := range r.few {
 		s.Rank = int32(w)
 		r.add(s)
 	}
@@ -119,14 +129,7 @@ func (r *recorder) timeline() *timeline.Timeline {
 		return nil
 	}
 	t := &timeline.Timeline{Name: r.m.name, Iterations: []float64{0}}
-	for i := range r.m.workers {
-		w := &r.m.workers[i]
-		k := timeline.Rank{Rank: w.rank}
-		if len(w.stands) > 1 {
-			k.Stands = w.stands
-		}
-		t.Ranks = append(t.Ranks, k)
-	}
+	t.Ranks = ranks(r.workers())
 	for _, l := range r.m.lanes {
 		t.Lanes = append(t.Lanes, timeline.Lane{Name: l.name, Kind: l.kind})
 	}

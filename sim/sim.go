@@ -15,8 +15,10 @@ type Options struct {
 	// Iterations to simulate; 0: twelve periods of the plan, and at least
 	// twelve iterations.
 	Iterations int
-	// Timeline asks for the spans of the run, not only its iteration times.
+	// Timeline asks for the spans of the run, not only its times.
 	Timeline bool
+	// Ranks bounds how many different workers the timeline shows; 0: all.
+	Ranks int
 	// Everyone simulates every worker even where several behave alike.
 	Everyone bool
 }
@@ -30,6 +32,10 @@ type Result struct {
 	// second half of the run, in whole periods.
 	Steady int
 	Time   float64
+	// Mean says where the time of an iteration goes, on the mean over all workers,
+	// Worst of the one that waits longest, the lowest of several, which is WorstRank.
+	Mean, Worst timeline.Breakdown
+	WorstRank   int
 	// Timeline is nil unless asked for.
 	Timeline *timeline.Timeline
 }
@@ -58,14 +64,21 @@ func Run(ctx context.Context, j *job.Job, c *cluster.Cluster, p *plan.Plan, o Op
 		n = defaultPeriods * prog.period
 	}
 	group := workers(c, len(prog.lanes), o.Everyone)
+	shown := len(group)
+	if o.Ranks > 0 {
+		shown = min(shown, o.Ranks)
+	}
 	size := float64(n) * float64(len(group))
 	if ops := size * float64(prog.placed()); ops > maxOps {
 		return nil, fmt.Errorf("simulating %s: %d iterations of %d different workers are %.1e ops: ask for fewer iterations", prog.name, n, len(group), ops)
 	}
-	if spans := size * float64(prog.spans()); o.Timeline && spans > maxSpans {
-		return nil, fmt.Errorf("simulating %s: the timeline of %d iterations of %d different workers has %.1e spans: ask for fewer iterations", prog.name, n, len(group), spans)
+	if spans := float64(n) * float64(shown) * float64(prog.spans()); o.Timeline && spans > maxSpans {
+		return nil, fmt.Errorf("simulating %s: the timeline of %d iterations of %d different workers has %.1e spans: ask for fewer iterations", prog.name, n, shown, spans)
 	}
-	m := newMachine(prog, c, group, n, o)
+	m := newMachine(prog, c, group, n)
+	if o.Timeline {
+		m.rec = newRecorder(m, shown)
+	}
 	if err := m.run(ctx); err != nil {
 		return nil, fmt.Errorf("simulating %s: %w", prog.name, err)
 	}

@@ -47,6 +47,8 @@ func (m *machine) dispatch() {
 			s.bytes += t.bytes
 			if m.flying++; m.flying == 1 {
 				m.clock.set(m.now, m.clock.slow)
+				m.sending.until(m.now)
+				m.sending.running = 1
 			}
 			s.wire = append(s.wire, int32(s.head))
 			s.head++
@@ -131,6 +133,8 @@ func (m *machine) finishTransfer(l int32, at int) {
 	m.dirty = true
 	if m.flying--; m.flying == 0 {
 		m.clock.set(m.now, 1)
+		m.sending.until(m.now)
+		m.sending.running = 0
 	}
 	span := m.rec.transfer(l, at, x, t, m.now)
 	n := at / len(m.program.links[l].transfers)

@@ -103,18 +103,29 @@ func (t *Timeline) Metrics(from, to int) Metrics {
 	if from == to {
 		return m
 	}
-	ranks := t.breakdowns(from, to)
-	m.Ranks = ranks
-	world := float64(t.World())
-	for i, b := range ranks {
-		m.Mean.add(b, float64(t.Ranks[i].Weight())/world)
-		n := slices.Min(t.Ranks[i].All())
-		if m.WorstRank < 0 || b.Exposed > m.Worst.Exposed || b.Exposed == m.Worst.Exposed && n < m.WorstRank {
-			m.Worst, m.WorstRank = b, n
-		}
-	}
+	m.Ranks = t.breakdowns(from, to)
+	m.Mean, m.Worst, m.WorstRank = Summary(t.Ranks, m.Ranks)
 	m.Transfers = t.transfers(from, to)
 	return m
+}
+
+// Summary is the mean over all ranks, each as often as it stands for others, and
+// the rank that waits longest, the lowest of several, with its number (-1: no
+// rank). The two lists go together.
+func Summary(ranks []Rank, of []Breakdown) (mean, worst Breakdown, worstRank int) {
+	world := 0.0
+	for i := range ranks {
+		world += float64(ranks[i].Weight())
+	}
+	worstRank = -1
+	for i, b := range of {
+		mean.add(b, float64(ranks[i].Weight())/world)
+		n := slices.Min(ranks[i].All())
+		if worstRank < 0 || b.Exposed > worst.Exposed || b.Exposed == worst.Exposed && n < worstRank {
+			worst, worstRank = b, n
+		}
+	}
+	return mean, worst, worstRank
 }
 
 // computes tells for each lane whether it is one of those whose work is the

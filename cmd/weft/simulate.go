@@ -55,7 +55,11 @@ writes the timeline as a Chrome trace, which Perfetto opens.`,
 		}
 		var result *sim.Result
 		err = c.Spin("simulating", func() error {
-			result, err = sim.Run(ctx, j, on, p, sim.Options{Iterations: *iterations, Timeline: true})
+			o := sim.Options{Iterations: *iterations, Timeline: true}
+			if *out == "" {
+				o.Ranks = 1 // transfers are the same on all ranks; the rest needs no spans
+			}
+			result, err = sim.Run(ctx, j, on, p, o)
 			return err
 		})
 		if err != nil {

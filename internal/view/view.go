@@ -227,8 +227,8 @@ func Simulation(r *sim.Result, j *job.Job, c *cluster.Cluster) *cli.Report {
 			cli.Time(b.Communication), cli.Time(b.Hidden()), cli.Ratio(b.Coverage()), cli.Ratio(b.Efficiency()), cli.Ratio(b.Speedup()),
 		}})
 	}
-	add("mean", nil, m.Mean)
-	add("worst", natural(m.WorstRank), m.Worst)
+	add("mean", nil, r.Mean)
+	add("worst", natural(r.WorstRank), r.Worst)
 
 	transfers := cli.Table{Title: "Transfers of an iteration", Key: "transfers", Columns: []cli.Column{
 		{Head: "link", Key: "link"}, {Head: "transfer", Key: "transfer"}, {Head: "MB", Key: "bytes"},
