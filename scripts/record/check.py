@@ -54,6 +54,10 @@ def main():
             print("%s rank %d: %d steps, median %.1f ms, spread %.1f%%, range %.1f to %.1f; unprofiled %.1f ms (mad %.1f)" % (
                 d, rank, len(steps), m / 1e3, spread, min(steps) / 1e3, max(steps) / 1e3,
                 1e3 * meta["step_seconds"], 1e3 * meta["step_seconds_mad"]))
+            forward = [float(e["dur"]) for e in ev
+                       if e.get("name") == "DistributedDataParallel.forward" and e.get("cat") != "gpu_user_annotation"]
+            if forward:
+                print("   forward: median %.1f ms" % (statistics.median(forward) / 1e3))
             print("   a step: " + ", ".join("%s %g" % (k, v / len(steps)) for k, v in sorted(count.items())))
         if args.spread_only:
             print("%.2f" % worst)
