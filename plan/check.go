@@ -20,6 +20,9 @@ type Limits struct {
 // DefaultLimits admit synchronous plans only.
 var DefaultLimits = Limits{MinUpdateRate: 1}
 
+// AnyLimits admit every delay: for plans that are only simulated.
+var AnyLimits = Limits{MaxDelay: math.MaxInt, MaxStaleness: math.MaxInt}
+
 // DelayLimits are the limits that follow from a largest delay alone.
 func DelayLimits(delay int) Limits {
 	return Limits{MaxDelay: delay, MaxStaleness: delay + 2, MinUpdateRate: 1.0 / 3}

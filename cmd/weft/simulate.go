@@ -8,6 +8,7 @@ import (
 
 	"weft/internal/cli"
 	"weft/internal/view"
+	"weft/plan"
 	"weft/sim"
 	"weft/timeline"
 )
@@ -17,7 +18,8 @@ func newSimulate(c *cli.Console) *cobra.Command {
 		Use:   "simulate --job JOB --plan PLAN",
 		Short: "Run a plan in simulated time",
 		Long: `Runs a plan of a job on a cluster in simulated time, and tells where an
-iteration's time goes and how long each transfer waits and takes. With -o it
+iteration's time goes and how long each transfer waits and takes. The plan must
+keep the rules that weft plan check proves; any delay is allowed. With -o it
 writes the timeline as a Chrome trace, which Perfetto opens.`,
 		Example: `  weft simulate --job job.json --cluster cluster.yaml --plan plan.json
   weft simulate --job job.json --link 10Gbit,25us --plan plan.json --draw
@@ -52,6 +54,9 @@ writes the timeline as a Chrome trace, which Perfetto opens.`,
 		p, err := c.Plan(ctx, *planFile)
 		if err != nil {
 			return err
+		}
+		if err := plan.Check(p, j, plan.AnyLimits).Err(); err != nil {
+			return fmt.Errorf("%s: %w; weft plan check says more", *planFile, err)
 		}
 		var result *sim.Result
 		err = c.Spin("simulating", func() error {
