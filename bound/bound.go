@@ -118,48 +118,44 @@ func network(c *cluster.Cluster) (alpha, beta float64, err error) {
 	return alpha, 1 / rate, nil
 }
 
-// linkCost is the smallest start-up and time a byte at which link l reduces: by
-// all-reduce, or by reduce-scatter and all-gather. A way that the link has no
-// price for no plan can take either.
+// linkCost is the smallest start-up and time a byte of reducing over link l. A
+// reduction has two halves, which may take different links: each costs a link no
+// less than a reduce-scatter, an all-gather, or half an all-reduce, whichever is
+// cheapest on it. A kind that the link has no price for no plan can use there.
 func linkCost(c *cluster.Cluster, l int) (alpha, beta float64, err error) {
 	alpha, beta = math.Inf(1), math.Inf(1)
-	var errs []error
-	for _, way := range [][]cluster.Kind{{cluster.AllReduce}, {cluster.ReduceScatter, cluster.AllGather}} {
-		a, b, err := wayCost(c, l, way)
-		if err != nil {
-			errs = append(errs, err)
+	for _, half := range []struct {
+		kind  cluster.Kind
+		share float64
+	}{{cluster.AllReduce, 0.5}, {cluster.ReduceScatter, 1}, {cluster.AllGather, 1}} {
+		a, b, e := kindCost(c, l, half.kind)
+		if e != nil {
+			err = cmp.Or(err, e)
 			continue
 		}
-		alpha, beta = min(alpha, a), min(beta, b)
+		alpha, beta = min(alpha, 2*half.share*a), min(beta, 2*half.share*b)
 	}
-	if len(errs) == 2 {
-		return 0, 0, errs[0]
+	if math.IsInf(beta, 1) {
+		return 0, 0, err
 	}
 	return alpha, beta, nil
 }
 
-// wayCost is the start-up and the least time a byte of the given kinds, one
-// after the other. Between two points of a curve the time a byte is between
-// theirs, and beyond the last it approaches that of the last segment.
-func wayCost(c *cluster.Cluster, l int, way []cluster.Kind) (alpha, beta float64, err error) {
+// kindCost is the start-up and the least time a byte of a kind. Between two
+// points of a curve the time a byte is between theirs, and beyond the last it
+// approaches that of the last segment.
+func kindCost(c *cluster.Cluster, l int, k cluster.Kind) (alpha, beta float64, err error) {
 	sizes := []int64{1 << 40}
 	for _, p := range c.Links[l].Curve {
 		sizes = append(sizes, max(p.Bytes, 1))
 	}
 	beta = math.Inf(1)
-	for i, n := range sizes {
-		sum := 0.0
-		for _, k := range way {
-			cost, err := c.Cost(l, k, n)
-			if err != nil {
-				return 0, 0, err
-			}
-			sum += cost.Wire / float64(n)
-			if i == 0 {
-				alpha += cost.Alpha
-			}
+	for _, n := range sizes {
+		cost, err := c.Cost(l, k, n)
+		if err != nil {
+			return 0, 0, err
 		}
-		beta = min(beta, sum)
+		alpha, beta = cost.Alpha, min(beta, cost.Wire/float64(n))
 	}
 	return alpha, beta, nil
 }

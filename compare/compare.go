@@ -155,7 +155,7 @@ func evaluate(ctx context.Context, j *job.Job, c *cluster.Cluster, o Options) (r
 // prove checks one plan and runs it.
 func prove(ctx context.Context, j *job.Job, c *cluster.Cluster, p policy.Policy, built *plan.Plan) (Row, error) {
 	if err := plan.Check(built, j, plan.DefaultLimits).Err(); err != nil {
-		return Row{}, fmt.Errorf("policy %s built a wrong plan: %w", p.Name, err)
+		return Row{}, fmt.Errorf("the plan of policy %s is not legal for this job: %w", p.Name, err)
 	}
 	result, err := sim.Run(ctx, j, c, built, sim.Options{})
 	if err != nil {

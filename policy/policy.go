@@ -51,6 +51,9 @@ type Profile struct {
 
 // NewProfile measures j on c.
 func NewProfile(j *job.Job, c *cluster.Cluster, copies bool) (*Profile, error) {
+	if len(j.Tensors) == 0 {
+		return nil, fmt.Errorf("job %q has no tensors: there is nothing to communicate", j.Name)
+	}
 	s, _ := j.Strip(copies)
 	start, end, err := s.Schedule()
 	if err != nil {

@@ -32,7 +32,6 @@ type program struct {
 	producers []int32 // by tensor: ops that its gradient waits for
 
 	links []link
-	base  []int // by link: position of its first transfer in a list of all
 
 	// What an event of iteration i releases, by i mod period.
 	onGradient []map[int32][]ref // by tensor
@@ -76,10 +75,9 @@ type transfer struct {
 	bucket      int32
 	bytes       int64
 	alpha, wire float64
-	gates       int32 // releases it needs
 	onDone      []ref // transfers that it releases
 	// Iterations of its generation, relative to its period. It does not exist
-	// where the first lies before the run.
+	// where they are not all in the run.
 	first, last int
 }
 
@@ -93,6 +91,18 @@ type ref struct {
 type timer struct {
 	ref
 	after float64
+}
+
+// periods is how many periods of the programs a run takes: those of its
+// iterations, and as many more as transfers of its last generations lie behind.
+func (p *program) periods(iterations int) int {
+	behind := 0
+	for _, l := range p.links {
+		for _, t := range l.transfers {
+			behind = max(behind, -floorDiv(t.first, p.period))
+		}
+	}
+	return (iterations+p.period-1)/p.period + behind
 }
 
 // placed counts the ops of an iteration.
@@ -110,6 +120,14 @@ func (p *program) spans() int {
 	n := p.placed()
 	for _, l := range p.links {
 		n += 2 * len(l.transfers) / p.period
+	}
+	return n
+}
+
+func (p *program) transferCount() int {
+	n := 0
+	for _, l := range p.links {
+		n += len(l.transfers)
 	}
 	return n
 }
@@ -132,7 +150,15 @@ func compile(j *job.Job, c *cluster.Cluster, p *plan.Plan) (*program, error) {
 	if len(p.Programs) > len(c.Links) {
 		return nil, fmt.Errorf("the plan has programs for %d links, the cluster has %d", len(p.Programs), len(c.Links))
 	}
+	for l := range p.Programs {
+		if name := c.Links[l].Name; p.Programs[l].Link != name {
+			return nil, fmt.Errorf("program %d of the plan is for link %s, link %d of the cluster is %s", l, p.Programs[l].Link, l, name)
+		}
+	}
 	s, old := j.Strip(p.Copies)
+	if size := float64(p.Period) * float64(len(s.Ops)); size > maxTable {
+		return nil, fmt.Errorf("a period of %d iterations of %d ops is too long to simulate", p.Period, len(s.Ops))
+	}
 	b := newBuilder(s, p.Period, fmt.Sprintf("%s under %s", j.Name, p.Policy))
 	renumber := make([]int32, len(j.Ops))
 	for i := range renumber {
@@ -274,7 +300,6 @@ func (b *builder) at(iteration int) (period, place int) {
 func (b *builder) links(p *plan.Plan, c *cluster.Cluster, renumber []int32) error {
 	for l := range p.Programs {
 		pp, cl := &p.Programs[l], &c.Links[l]
-		b.base = append(b.base, b.transferCount())
 		b.program.links = append(b.program.links, link{
 			name: pp.Link, window: pp.Window, medium: cl.Medium, bandwidth: cl.Bandwidth,
 			transfers: make([]transfer, len(pp.Transfers)),
@@ -288,14 +313,6 @@ func (b *builder) links(p *plan.Plan, c *cluster.Cluster, renumber []int32) erro
 		}
 	}
 	return nil
-}
-
-func (b *builder) transferCount() int {
-	n := 0
-	for _, l := range b.program.links {
-		n += len(l.transfers)
-	}
-	return n
 }
 
 func (b *builder) transfer(p *plan.Plan, c *cluster.Cluster, l, i int, renumber []int32) error {
@@ -336,18 +353,15 @@ func (b *builder) transfer(p *plan.Plan, c *cluster.Cluster, l, i int, renumber 
 		case plan.Boundary:
 			n, place := b.at(g.Iteration)
 			b.onEnd[place] = append(b.onEnd[place], ref{int32(l), int32(i), -n})
-			t.gates++
 		case plan.NotBefore:
 			n, place := b.at(last)
 			b.onBackward[place] = append(b.onBackward[place], timer{ref{int32(l), int32(i), -n}, ns(g.Time)})
-			t.gates++
 		case plan.TransferDone:
 			from := &b.program.links[g.Link].transfers[g.Transfer]
 			other := p.Programs[g.Link].Transfers[g.Transfer].Generation
 			// Both instances carry the same absolute generation.
 			shift := (other - x.Generation) / len(p.Generations)
 			from.onDone = append(from.onDone, ref{int32(l), int32(i), shift})
-			t.gates++
 		default:
 			return fmt.Errorf("unknown gate %d", g.Kind)
 		}
@@ -360,7 +374,6 @@ func (b *builder) transfer(p *plan.Plan, c *cluster.Cluster, l, i int, renumber 
 func (b *builder) release(on []map[int32][]ref, event int32, iteration, l, i int) {
 	n, place := b.at(iteration)
 	on[place][event] = append(on[place][event], ref{int32(l), int32(i), -n})
-	b.program.links[l].transfers[i].gates++
 }
 
 // collectives makes the ops behind a collective of the job wait for it.

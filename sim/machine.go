@@ -123,6 +123,7 @@ func newMachine(p *program, c *cluster.Cluster, workers []worker, iterations int
 	for l := range m.links {
 		m.links[l] = m.newLink(l)
 	}
+	m.countGates()
 	m.media = media(p.links)
 	return m
 }
@@ -147,16 +148,52 @@ func workers(c *cluster.Cluster, lanes int, everyone bool) []worker {
 
 func (m *machine) newLink(l int) linkState {
 	ts := m.program.links[l].transfers
-	// A transfer of a generation that starts in a later period belongs to the
-	// run only if that iteration does.
-	periods := (m.iterations + m.period - 1) / m.period
+	periods := m.periods(m.iterations)
 	s := linkState{inst: make([]instance, 0, periods*len(ts))}
 	for n := range periods {
 		for i := range ts {
-			s.inst = append(s.inst, instance{pending: ts[i].gates, absent: n*m.period+ts[i].first < 0, gradOp: -1})
+			first, last := n*m.period+ts[i].first, n*m.period+ts[i].last
+			s.inst = append(s.inst, instance{absent: first < 0 || last >= m.iterations, gradOp: -1})
 		}
 	}
 	return s
+}
+
+// countGates counts, for each transfer, the events of the run that release it.
+// What lies before the run has happened; for what lies behind, the run ends as
+// with a flush: nothing waits for it.
+func (m *machine) countGates() {
+	count := func(r ref, n int) {
+		if at, ok := m.position(r, n); ok {
+			m.links[r.link].inst[at].pending++
+		}
+	}
+	for i := range m.iterations {
+		n, place := i/m.period, i%m.period
+		for _, on := range []map[int32][]ref{m.onGradient[place], m.onOp[place]} {
+			for _, refs := range on {
+				for _, r := range refs {
+					count(r, n)
+				}
+			}
+		}
+		for _, r := range m.onEnd[place] {
+			count(r, n)
+		}
+		for _, t := range m.onBackward[place] {
+			count(t.ref, n)
+		}
+	}
+	for l := range m.links {
+		ts := m.program.links[l].transfers
+		for at := range m.links[l].inst {
+			if !m.links[l].inst[at].absent {
+				for _, r := range ts[at%len(ts)].onDone {
+					count(r, at/len(ts))
+				}
+			}
+		}
+	}
 }
 
 // position is where on its link the transfer stands that r names, seen from

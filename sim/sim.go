@@ -46,6 +46,7 @@ const defaultPeriods = 12
 const (
 	maxOps   = 1 << 34 // ops run, over workers and iterations
 	maxSpans = 1 << 26 // of a timeline
+	maxTable = 1 << 26 // ops of a period; transfers of a run
 )
 
 // Run executes the plan p of job j on cluster c. With p nil it replays the
@@ -64,6 +65,9 @@ func Run(ctx context.Context, j *job.Job, c *cluster.Cluster, p *plan.Plan, o Op
 		n = defaultPeriods * prog.period
 	}
 	group := workers(c, len(prog.lanes), o.Everyone)
+	if transfers := float64(prog.periods(n)) * float64(prog.transferCount()); transfers > maxTable {
+		return nil, fmt.Errorf("simulating %s: %.1e transfers are too many: ask for fewer iterations, or a plan whose transfers lie closer to their generation", prog.name, transfers)
+	}
 	shown := len(group)
 	if o.Ranks > 0 {
 		shown = min(shown, o.Ranks)
