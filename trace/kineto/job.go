@@ -234,7 +234,11 @@ func (d *deriver) derive() (*job.Job, error) {
 	return d.job, nil
 }
 
-// addOps takes the ops, each with the median of its times.
+// addOps takes the ops, each with the median of its times. A median leaves out
+// the slow executions, of other ops in other steps, so that medians sum to less
+// than a step takes. Hence they are rescaled, so that they sum to the median of
+// what they took together: first the ops of each phase on a lane, then all ops
+// of a lane but the library's, for phases too are slow in different steps.
 func (d *deriver) addOps() {
 	d.job.Ops = make([]job.Op, len(d.g.ops))
 	for n := range d.g.ops {
@@ -242,6 +246,44 @@ func (d *deriver) addOps() {
 		*o = d.g.ops[n].Op
 		o.Time = d.median(func(s *sample) float64 { return s.ops[n] })
 		o.Name = d.v.opName(&d.g.ops[n])
+	}
+	d.rescale(func(o *job.Op) job.Phase { return o.Phase })
+	d.rescale(func(o *job.Op) job.Phase {
+		if o.Phase == job.Runtime {
+			return job.Runtime
+		}
+		return job.Forward
+	})
+}
+
+// rescale makes the times of the ops of one lane and part sum to the median over
+// the samples of their sum. Transfers stay as they are.
+func (d *deriver) rescale(part func(*job.Op) job.Phase) {
+	type group struct {
+		lane job.LaneID
+		part job.Phase
+	}
+	groups := map[group][]int{}
+	for n := range d.job.Ops {
+		if o := &d.job.Ops[n]; d.v.lanes[o.Lane].Kind != job.Comm {
+			k := group{o.Lane, part(o)}
+			groups[k] = append(groups[k], n)
+		}
+	}
+	for _, ops := range groups {
+		sum := func(time func(n int) float64) (sum float64) {
+			for _, n := range ops {
+				sum += time(n)
+			}
+			return sum
+		}
+		now := sum(func(n int) float64 { return d.job.Ops[n].Time })
+		want := d.median(func(s *sample) float64 { return sum(func(n int) float64 { return s.ops[n] }) })
+		if now > 0 && want > 0 {
+			for _, n := range ops {
+				d.job.Ops[n].Time *= want / now
+			}
+		}
 	}
 }
 

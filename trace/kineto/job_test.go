@@ -901,6 +901,121 @@ func TestOddStep(t *testing.T) {
 	}
 }
 
+// uneven is three steps of three forward ops, of 10 us each but the step's
+// own, which takes 100.
+func uneven() *Trace {
+	f := newFake()
+	for s := range int64(3) {
+		at, seq := 1000*s, int32(10*s)
+		f.add(mainRow, at, at+1000, fmt.Sprintf("ProfilerStep#%d", s), more{cat: Annotation})
+		end := at
+		for k := range int64(3) {
+			start := end
+			if end += 10; k == s {
+				end += 90
+			}
+			f.add(mainRow, start, end, "aten::mm", more{seq: seq + int32(k) + 1})
+		}
+		for k := range int64(3) {
+			f.add(mainRow, at+200+50*k, at+210+50*k, evalMark+"MmBackward0", more{seq: seq + 3 - int32(k)})
+			f.gradient(at+210+50*k, 60*(k/2), 5, 4) // the last one's hand-over issues the transfer
+		}
+		f.add(glooRow, at+330, at+400, "gloo:all_reduce", more{cat: Annotation, dims: [][]int64{{60}}})
+		for k := range int64(3) {
+			f.add(mainRow, at+402+8*k, at+410+8*k, "torch.distributed.ddp.reducer::copy_bucket_to_grad", more{})
+		}
+	}
+	return f.done()
+}
+
+// Of an op that is slow in one step of three the median tells nothing: 10 us
+// each. But a step's forward pass takes 120 us, so each op counts four times
+// its median. What takes the same in every step is as it was.
+func TestMediansSumToSteps(t *testing.T) {
+	tr := uneven()
+	j, err := tr.Job(JobOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	one, err := tr.Job(JobOptions{Step: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range j.Ops {
+		want := one.Ops[n].Time
+		switch {
+		case j.Ops[n].Phase == job.Forward:
+			want = 40
+		case j.Ops[n].Phase == job.Backward && n == 3:
+			want = 10 + 80 // after the forward pass: 200 - 120, and the node
+		}
+		if got := j.Ops[n].Time; math.Abs(got-want) > 1e-9 {
+			t.Errorf("op %d, %s: %g us, want %g", n, line(j, n), got, want)
+		}
+	}
+	if got := []float64{one.Ops[0].Time, one.Ops[1].Time, one.Ops[2].Time}; !slices.Equal(got, []float64{100, 10, 10}) {
+		t.Errorf("the first step alone has forward ops of %v us, want 100, 10, 10", got)
+	}
+}
+
+// A recorded job computes as long as the median of the steps it is made of. The
+// log says by how much its ops' medians alone would miss that.
+func TestRecordedComputation(t *testing.T) {
+	for _, c := range recorded(t) {
+		for _, overlap := range []float64{0, 0.46} {
+			t.Run(fmt.Sprint(c.name, " overlap ", overlap), func(t *testing.T) {
+				tr := load(t, c.path)
+				c.o.Overlap = overlap
+				j, err := tr.Job(c.o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				v, err := newView(tr)
+				if err != nil {
+					t.Fatal(err)
+				}
+				d := &deriver{v: v, o: c.o}
+				d.align()
+				times := make([][]float64, len(j.Ops)) // by op, over the steps
+				var steps []float64
+				for k := range v.steps {
+					if !v.sameStructure(d.g, v.graphOf(k)) {
+						continue // left out
+					}
+					o := c.o
+					o.Step = k + 1
+					one, err := tr.Job(o)
+					if err != nil {
+						t.Fatal(err)
+					}
+					for n := range times {
+						times[n] = append(times[n], one.Ops[n].Time)
+					}
+					steps = append(steps, computation(one))
+				}
+				got, want := computation(j), median(steps)
+				for n := range j.Ops {
+					j.Ops[n].Time = median(times[n])
+				}
+				t.Logf("a step computes %.1f us, the job %.1f us; medians sum to %.1f us, %+.1f %%", want, got, computation(j), 100*(computation(j)-want)/want)
+				if math.Abs(got-want) > 0.01*want {
+					t.Errorf("the job computes %.1f us, a step %.1f us, want within 1 %%", got, want)
+				}
+			})
+		}
+	}
+}
+
+// computation is the time of all computing ops but the library's.
+func computation(j *job.Job) (sum float64) {
+	for n := range j.Ops {
+		if o := &j.Ops[n]; o.Phase != job.Runtime && j.Computes(o.Lane) {
+			sum += o.Time
+		}
+	}
+	return sum
+}
+
 // checkpointed ends a step that has one gradient, and derives its job.
 func checkpointed(t *testing.T, f *fake) *job.Job {
 	f.add(mainRow, 0, 1000, "ProfilerStep#7", more{cat: Annotation})
