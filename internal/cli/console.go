@@ -19,6 +19,14 @@ type Console struct {
 	Out, Err io.Writer
 	Color    bool // Out is a terminal that wants colour
 	Progress bool // Err is a terminal: long work shows how far it is
+
+	inputs []input // files read so far
+}
+
+// input is a file that was read, as it was called.
+type input struct {
+	name string
+	info os.FileInfo
 }
 
 // NewConsole looks at what the streams are. NO_COLOR (any value) and TERM=dumb
@@ -32,10 +40,17 @@ func NewConsole(in, out, err *os.File) *Console {
 }
 
 // WriteFile makes the file name, or the standard output, hold what
-// write writes: whole, or not at all.
+// write writes: whole, or not at all. It refuses to replace an input.
 func (c *Console) WriteFile(ctx context.Context, name string, write func(io.Writer) error) error {
 	if name == Stdout {
 		return write(c.Out)
+	}
+	if info, err := os.Stat(name); err == nil {
+		for _, in := range c.inputs {
+			if os.SameFile(in.info, info) {
+				return Usagef("-o %s would replace the input %s: give another name", name, in.name)
+			}
+		}
 	}
 	return atomicfile.Write(ctx, name, write)
 }

@@ -34,6 +34,9 @@ func (c *Console) read(ctx context.Context, name string, f func(io.Reader) error
 			return err
 		}
 		defer file.Close()
+		r = file
+	}
+	if file, ok := r.(*os.File); ok {
 		info, err := file.Stat()
 		if err != nil {
 			return err
@@ -41,9 +44,9 @@ func (c *Console) read(ctx context.Context, name string, f func(io.Reader) error
 		if info.IsDir() {
 			return fmt.Errorf("%s is a directory, not a file", name)
 		}
-		r = file
 		if info.Mode().IsRegular() {
 			size = info.Size()
+			c.inputs = append(c.inputs, input{name, info})
 		}
 	}
 	if size < 0 {
