@@ -5,16 +5,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"runtime/debug"
 	"syscall"
+	"time"
 
 	"weft/internal/cli"
 )
 
 // version is set by the linker; see the Makefile.
 var version = "unknown"
+
+// grace is how long a command may take to end when it is interrupted. One that
+// waits for the other end of a pipe, in the system, does not come to know.
+const grace = 2 * time.Second
 
 func main() {
 	// A large trace is one large live heap with few pointers: marking it again is
@@ -23,7 +29,10 @@ func main() {
 		debug.SetGCPercent(30)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends at once
+	context.AfterFunc(ctx, func() {
+		stop() // a second signal ends at once
+		time.AfterFunc(grace, func() { os.Exit(interrupted(os.Stderr)) })
+	})
 	os.Exit(run(ctx, cli.NewConsole(os.Stdin, os.Stdout, os.Stderr), os.Args[1:]))
 }
 
@@ -33,8 +42,7 @@ func run(ctx context.Context, c *cli.Console, args []string) int {
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && ctx.Err() != nil {
-		fmt.Fprintln(c.Err, "weft: interrupted")
-		return cli.Interrupted
+		return interrupted(c.Err)
 	}
 	if err != nil && !errors.As(err, new(worked)) {
 		err = cli.Usage(err)
@@ -47,4 +55,9 @@ func run(ctx context.Context, c *cli.Console, args []string) int {
 		fmt.Fprintf(c.Err, "weft: %s\n", cli.Printable(err.Error()))
 	}
 	return code
+}
+
+func interrupted(w io.Writer) int {
+	fmt.Fprintln(w, "weft: interrupted")
+	return cli.Interrupted
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -10,9 +11,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/datadriven"
 	"go.uber.org/goleak"
@@ -182,6 +185,69 @@ func TestInterrupt(t *testing.T) {
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
 		t.Errorf("left behind: %v (%v)", entries, err)
 	}
+}
+
+// TestInterruptOpening interrupts the program while it opens a pipe that nobody
+// opens at the other end.
+func TestInterruptOpening(t *testing.T) {
+	rx, err := os.ReadFile("testdata/rx/job.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range []string{
+		"simulate --job fed --plan stuck --link 8Mbit,1ms",
+		"plan fed --link 8Mbit,1ms --policy wfbp -o stuck",
+	} {
+		t.Run(args, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			fed := filepath.Join(dir, "fed")
+			for _, name := range []string{fed, filepath.Join(dir, "stuck")} {
+				if err := syscall.Mkfifo(name, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			limit, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			cmd := exec.CommandContext(limit, os.Args[0], strings.Fields(args)...)
+			cmd.Dir = dir
+			cmd.Env = append(os.Environ(), asProgram+"=1")
+			var stderr bytes.Buffer
+			cmd.Stderr = &stderr
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			// Writing waits until the program reads: then it minds signals. Once it
+			// has closed the first pipe, it comes to the second.
+			if err := os.WriteFile(fed, rx, 0); err != nil {
+				t.Error(err)
+			}
+			for fd := fmt.Sprintf("/proc/%d/fd", cmd.Process.Pid); holds(fd, fed); {
+				runtime.Gosched()
+			}
+			if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+				t.Error(err)
+			}
+			var exit *exec.ExitError
+			if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != cli.Interrupted {
+				t.Errorf("ended with %v, want exit code %d", err, cli.Interrupted)
+			}
+			if got, want := stderr.String(), "weft: interrupted\n"; got != want {
+				t.Errorf("said %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// holds reports whether a process has a file open; not where there is no /proc.
+func holds(fds, name string) bool {
+	entries, _ := os.ReadDir(fds)
+	for _, e := range entries {
+		if target, _ := os.Readlink(filepath.Join(fds, e.Name())); target == name {
+			return true
+		}
+	}
+	return false
 }
 
 // TestKeysDocumented looks every key that --json prints up in docs/cli.md.

@@ -2,6 +2,7 @@
 package atomicfile
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,8 +15,8 @@ import (
 
 // Write makes the file name hold what write writes. The bytes go to a temporary
 // file in the same directory, which takes the name at the end; when write
-// fails, or ctx ends, the temporary is removed and a file that was there before
-// is left as it was. Writes after the end of ctx fail with its cause.
+// fails, the temporary is removed and a file that was there before is left as it
+// was. When ctx ends, that happens at once; later writes fail with its cause.
 //
 // A symbolic link is followed and stays. What is no regular file, such as
 // /dev/null or a pipe, is written to directly.
@@ -41,21 +42,25 @@ func Write(ctx context.Context, name string, write func(io.Writer) error) error 
 	if err != nil {
 		return renamed(err, name)
 	}
+	// The program may end soon after ctx, whatever write is at.
+	keep := context.AfterFunc(ctx, func() { os.Remove(temp) })
 	err = write(writer{ctx, f})
-	if err == nil {
-		err = context.Cause(ctx)
-	}
 	if err == nil {
 		err = f.Sync()
 	}
 	err = errors.Join(err, f.Close())
+	if !keep() {
+		err = cmp.Or(err, context.Cause(ctx))
+	}
 	if err == nil {
 		err = os.Rename(temp, name)
 	}
 	if err != nil {
-		return errors.Join(err, os.Remove(temp))
+		if left := os.Remove(temp); !errors.Is(left, fs.ErrNotExist) {
+			err = errors.Join(err, left)
+		}
 	}
-	return nil
+	return err
 }
 
 // renamed is err about name in place of the temporary, of which no user knows.

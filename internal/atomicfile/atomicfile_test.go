@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -89,6 +90,22 @@ func TestWriteInterrupted(t *testing.T) {
 	if !errors.Is(err, interrupt) {
 		t.Errorf("got %v, want %v", err, interrupt)
 	}
+	holds("old")
+}
+
+// The temporary goes when ctx ends, not when write returns: the program may not
+// wait for that.
+func TestWriteInterruptedWhileStuck(t *testing.T) {
+	name, holds := dir(t, "old")
+	ctx, cancel := context.WithCancel(t.Context())
+	Write(ctx, name, func(io.Writer) error {
+		cancel()
+		for alone := false; !alone; runtime.Gosched() {
+			entries, err := os.ReadDir(filepath.Dir(name))
+			alone = err != nil || len(entries) == 1
+		}
+		return nil
+	})
 	holds("old")
 }
 
