@@ -119,16 +119,23 @@ func genJob(t *rapid.T, wild bool) *Job {
 		}
 		j.Collectives = append(j.Collectives, x)
 	}
-	for _, v := range some(all, 0, "barrier") {
-		if lanes[j.Ops[v].Lane].Kind != Comm {
-			j.Barrier = append(j.Barrier, v)
+	if !wild { // behind all that produce
+		producers := byPhase[Backward]
+		for _, v := range some(all[producers[len(producers)-1]+1:], 0, "barrier") {
+			if lanes[j.Ops[v].Lane].Kind != Comm {
+				j.Barrier = append(j.Barrier, v)
+			}
 		}
 	}
 	if rapid.Bool().Draw(t, "recorded") {
 		j.Recorded = &Recorded{Library: "ddp", Backend: "gloo"}
 		for v := range j.Ops {
 			if j.Ops[v].Role == GradCollective {
-				j.Recorded.Buckets = append(j.Recorded.Buckets, RecordedBucket{Tensors: []TensorID{0}, Bytes: 3, Op: OpID(v)})
+				b := RecordedBucket{Tensors: []TensorID{}, Bytes: 3, Op: OpID(v)}
+				if k := len(j.Recorded.Buckets); k < tensors {
+					b.Tensors = append(b.Tensors, TensorID(k))
+				}
+				j.Recorded.Buckets = append(j.Recorded.Buckets, b)
 			}
 		}
 	}

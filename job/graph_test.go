@@ -74,6 +74,37 @@ func TestScheduleAgainstRelaxation(t *testing.T) {
 	})
 }
 
+// A barrier op is refused if a producer is it, or follows it by what binds a plan:
+// all but the order of comm lanes.
+func TestBarrierAgainstMatrix(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		j := genJob(t, false)
+		b := OpID(rapid.IntRange(0, len(j.Ops)-1).Draw(t, "the barrier"))
+		if j.Lanes[j.Ops[b].Lane].Kind == Comm {
+			t.Skip("refused for that")
+		}
+		j.Barrier = []OpID{b}
+		m := newMatrix(j)
+		for v := range j.Ops {
+			for w := range j.Ops {
+				if j.Ops[v].Lane == j.Ops[w].Lane && j.Lanes[j.Ops[v].Lane].Kind == Comm && !slices.Contains(j.Ops[w].Deps, OpID(v)) {
+					m[v][w] = false
+				}
+			}
+		}
+		m.close()
+		stuck := false
+		for k := range j.Tensors {
+			for _, p := range j.Tensors[k].Producers {
+				stuck = stuck || p == b || m[b][p]
+			}
+		}
+		if err := j.Validate(); (err != nil) != stuck {
+			t.Fatalf("got %v; a producer follows op %d: %v", err, b, stuck)
+		}
+	})
+}
+
 // Strip leaves the order that remains when the removed ops are eliminated one
 // by one, each handing its predecessors to its successors.
 func TestStripAgainstElimination(t *testing.T) {

@@ -129,7 +129,7 @@ func (t *Tensor) GradBytes() int64 { return t.Elements * t.Grad.Bytes() }
 // Collective is a recorded collective that carries no gradient.
 type Collective struct {
 	Name  string
-	Kind  string  // broadcast, all-reduce, ...: a cluster.Kind by name
+	Kind  string  // all-reduce, reduce-scatter, all-gather or broadcast
 	Bytes int64   // 0: unknown
 	Time  float64 // as recorded, microseconds; includes waiting for peers
 	// It starts when all of After are done; Before wait for it.
@@ -177,6 +177,9 @@ var (
 	laneNames  = []string{"host", "device", "comm"}
 	phaseNames = []string{"forward", "backward", "update", "runtime"}
 	roleNames  = []string{"", "copy-in", "copy-out", "collective", "library"}
+	// The kinds of transfer (cluster.Kind) that workers run among themselves.
+	collectiveKinds = []string{"all-reduce", "reduce-scatter", "all-gather", "broadcast"}
+
 	dtypeNames = []string{"float32", "float64", "float16", "bfloat16", "int32", "int64", "int8", "uint8", "bool", "complex64", "complex128", "int16", "float8"}
 	dtypeBytes = []int64{4, 8, 2, 2, 4, 8, 1, 1, 1, 8, 16, 2, 1}
 )

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"weft/internal/fault"
+	"weft/internal/near"
 )
 
 // Limits of a job. They keep sums of times and sizes exact enough to work with
@@ -15,7 +16,8 @@ const (
 	MaxOps     = 1 << 24
 	MaxTensors = 1 << 22
 	MaxLanes   = 1 << 10
-	MaxTime    = 1e12 // microseconds, all ops and collectives of an iteration together: 11 days
+	MaxWorld   = 1 << 20 // workers
+	MaxTime    = 1e12    // microseconds, all ops and collectives of an iteration together: 11 days
 )
 
 func faultf(path, format string, args ...any) error {
@@ -26,15 +28,16 @@ func faultf(path, format string, args ...any) error {
 // checks that references are in range, lists ascending, times and sizes finite
 // and not negative, ops on lanes that may hold them, and that the iteration can
 // run: the order of the lanes, the dependencies and the collectives form no
-// cycle, every gradient has a producer, and no op reads a parameter or adds to
-// a gradient after the update of the same iteration. The time is linear in the
-// size of the job, times the number of lanes that hold updates.
+// cycle, every gradient has a producer, no op adds to a gradient after a barrier
+// op, and no op reads a parameter or adds to a gradient after the update of the
+// same iteration. The time is linear in the size of the job, times the number of
+// lanes that hold updates.
 func (j *Job) Validate() error {
 	g, err := j.runnable()
 	if err != nil {
 		return err
 	}
-	return j.checkUpdates(g)
+	return cmp.Or(j.checkBarrier(g), j.checkUpdates(g))
 }
 
 // runnable is the graph of a job that can run, or what is wrong with it.
@@ -57,6 +60,8 @@ func (j *Job) check() error {
 		return faultf("mode", "unknown update mode %d", j.Mode)
 	case j.World < 0:
 		return faultf("world", "negative number of workers %d", j.World)
+	case j.World > MaxWorld:
+		return faultf("world", "%d workers, more than %d", j.World, MaxWorld)
 	case len(j.Ops) > MaxOps:
 		return faultf("ops", "%d ops, more than %d", len(j.Ops), MaxOps)
 	case len(j.Tensors) > MaxTensors:
@@ -254,6 +259,9 @@ func (j *Job) checkCollective(i int) error {
 	if c.Kind == "" {
 		return faultf(fmt.Sprintf("collectives[%d].kind", i), "missing")
 	}
+	if !slices.Contains(collectiveKinds, c.Kind) {
+		return faultf(fmt.Sprintf("collectives[%d].kind", i), "unknown kind of collective %q%s", c.Kind, near.Hint(c.Kind, collectiveKinds))
+	}
 	if c.Bytes < 0 {
 		return faultf(fmt.Sprintf("collectives[%d].bytes", i), "negative size %d", c.Bytes)
 	}
@@ -267,6 +275,7 @@ func (j *Job) checkRecorded() error {
 	if j.Recorded == nil {
 		return nil
 	}
+	in := map[TensorID]int{}
 	for i, b := range j.Recorded.Buckets {
 		path := fmt.Sprintf("recorded.buckets[%d]", i)
 		if b.Bytes < 0 {
@@ -276,6 +285,10 @@ func (j *Job) checkRecorded() error {
 			if t < 0 || int(t) >= len(j.Tensors) {
 				return faultf(fmt.Sprintf("%s.tensors[%d]", path, k), "there is no tensor %d; there are %d, from 0", t, len(j.Tensors))
 			}
+			if first, dup := in[t]; dup {
+				return faultf(fmt.Sprintf("%s.tensors[%d]", path, k), "tensor %d %q is already in recorded.buckets[%d]", t, j.Tensors[t].Name, first)
+			}
+			in[t] = i
 		}
 		switch {
 		case b.Op == -1: // the job no longer holds it; see Strip
@@ -283,6 +296,45 @@ func (j *Job) checkRecorded() error {
 			return faultf(path+".op", "there is no op %d; there are %d, from 0", b.Op, len(j.Ops))
 		case j.Ops[b.Op].Role != GradCollective:
 			return faultf(path+".op", "%s has not the role %q", j.node(b.Op), GradCollective)
+		}
+	}
+	return nil
+}
+
+// checkBarrier wants no barrier op to precede a producer: it waits for all
+// gradients, so both would wait forever. The order of recorded transfers on
+// their lanes does not count: see [Job.Strip].
+func (j *Job) checkBarrier(g *graph) error {
+	if len(j.Barrier) == 0 {
+		return nil
+	}
+	const none = -1
+	behind := slices.Repeat([]int32{none}, len(j.Ops)+len(j.Collectives)) // position of a barrier op that precedes, or is, the node
+	for i, v := range j.Barrier {
+		behind[v] = int32(i)
+	}
+	for _, v := range g.order {
+		if behind[v] == none {
+			continue
+		}
+		transfer := int(v) < len(j.Ops) && j.Ops[v].Role == GradCollective
+		for _, w := range g.successors(v) {
+			if behind[w] == none && !(transfer && j.why(v, w) == "lane order") {
+				behind[w] = behind[v]
+			}
+		}
+	}
+	for k := range j.Tensors {
+		for _, v := range j.Tensors[k].Producers {
+			i := behind[v]
+			if i == none {
+				continue
+			}
+			b, how := j.Barrier[i], "precedes "+j.node(v)+", which"
+			if b == v {
+				how = "itself"
+			}
+			return faultf(fmt.Sprintf("barrier[%d]", i), "%s waits for all gradients, but %s adds to that of %q", j.node(b), how, j.Tensors[k].Name)
 		}
 	}
 	return nil

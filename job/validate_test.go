@@ -14,6 +14,7 @@ func TestValidateMessages(t *testing.T) {
 	}{
 		{func(j *Job) { j.Mode = 2 }, "job: mode: unknown update mode 2"},
 		{func(j *Job) { j.World = -1 }, "job: world: negative number of workers -1"},
+		{func(j *Job) { j.World = 1e12 }, "job: world: 1000000000000 workers, more than 1048576"},
 		{func(j *Job) { j.Lanes[1].Kind = 9 }, "job: lanes[1].kind: unknown lane kind 9"},
 		{func(j *Job) { j.Lanes[1].Name = "host" }, `job: lanes[1].name: "host" is already the name of lane 0`},
 		{func(j *Job) { j.Lanes = make([]Lane, MaxLanes+1) }, "job: lanes: 1025 lanes, more than 1024"},
@@ -47,6 +48,8 @@ func TestValidateMessages(t *testing.T) {
 		{func(j *Job) { j.Tensors[1].Updaters = []OpID{-1} }, "job: tensors[1].updaters[0]: there is no op -1; there are 11, from 0"},
 		{func(j *Job) { j.Barrier = []OpID{5} }, `job: barrier[0]: op 5 "all-reduce" is on a comm lane; a barrier holds back compute lanes`},
 		{func(j *Job) { j.Collectives = []Collective{{Name: "c"}} }, "job: collectives[0].kind: missing"},
+		{func(j *Job) { j.Collectives = []Collective{{Kind: "broadcst"}} }, `job: collectives[0].kind: unknown kind of collective "broadcst"; did you mean "broadcast"?`},
+		{func(j *Job) { j.Collectives = []Collective{{Kind: "push"}} }, `job: collectives[0].kind: unknown kind of collective "push"; known: [all-reduce reduce-scatter all-gather broadcast]`},
 		{func(j *Job) { j.Collectives = []Collective{{Kind: "broadcast", Bytes: -1}} }, "job: collectives[0].bytes: negative size -1"},
 		{func(j *Job) { j.Collectives = []Collective{{Kind: "broadcast", Time: -1}} }, "job: collectives[0].time: negative time -1 us"},
 		{func(j *Job) { j.Collectives = []Collective{{Kind: "broadcast", After: []OpID{99}}} }, "job: collectives[0].after[0]: there is no op 99; there are 11, from 0"},
@@ -59,6 +62,12 @@ func TestValidateMessages(t *testing.T) {
 		{func(j *Job) { j.Recorded.Buckets[0].Op = 4 }, `job: recorded.buckets[0].op: op 4 "in0" has not the role "collective"`},
 		{func(j *Job) { j.Recorded.Buckets[0].Op = 11 }, "job: recorded.buckets[0].op: there is no op 11; there are 11, from 0"},
 		{func(j *Job) { j.Recorded.Buckets[0].Tensors = []TensorID{2} }, "job: recorded.buckets[0].tensors[0]: there is no tensor 2; there are 2, from 0"},
+		{func(j *Job) { j.Recorded.Buckets[0].Tensors = []TensorID{1, 1} }, `job: recorded.buckets[0].tensors[1]: tensor 1 "x" is already in recorded.buckets[0]`},
+		{func(j *Job) { j.Recorded.Buckets = append(j.Recorded.Buckets, j.Recorded.Buckets[0]) }, `job: recorded.buckets[1].tensors[0]: tensor 0 "w" is already in recorded.buckets[0]`},
+		{func(j *Job) { j.Barrier = []OpID{3} }, `job: barrier[0]: op 3 "b" waits for all gradients, but itself adds to that of "w"`},
+		// f precedes b on the device, forward launches f, and backward launches b.
+		{func(j *Job) { j.Barrier = []OpID{2} }, `job: barrier[0]: op 2 "f" waits for all gradients, but precedes op 3 "b", which adds to that of "w"`},
+		{func(j *Job) { j.Barrier = []OpID{0, 9} }, `job: barrier[0]: op 0 "forward" waits for all gradients, but precedes op 3 "b", which adds to that of "w"`},
 		{func(j *Job) { j.Recorded.Buckets[0].Bytes = -1 }, "job: recorded.buckets[0].bytes: negative size -1"},
 		// The update on the host before the forward that reads.
 		{func(j *Job) {
@@ -139,5 +148,29 @@ func TestFingerprints(t *testing.T) {
 	one := &Job{Tensors: base.Tensors[:1]}
 	if got, want := one.TensorsFingerprint(), "9394d8f822ffccefee9201deb56feeb4"; got != want {
 		t.Errorf("fingerprint %s, want %s", got, want)
+	}
+}
+
+// The backward follows the barrier in the recorded run, by the order of two
+// transfers. Plans have transfers of their own.
+func TestBarrierAcrossRecordedTransfers(t *testing.T) {
+	j := &Job{
+		Lanes: []Lane{{"stream 7", Device}, {"stream 8", Device}, {"comm", Comm}},
+		Ops: []Op{
+			{Name: "step", Lane: 0, Phase: Update, Tensor: -1},
+			{Name: "first", Lane: 2, Phase: Runtime, Role: GradCollective, Tensor: -1, Deps: []OpID{0}},
+			{Name: "second", Lane: 2, Phase: Runtime, Role: GradCollective, Tensor: -1},
+			{Name: "b", Lane: 1, Phase: Backward, Tensor: -1, Deps: []OpID{2}},
+		},
+		Tensors: []Tensor{{Name: "w", Elements: 1, Producers: []OpID{3}}},
+		Barrier: []OpID{0},
+	}
+	if err := j.Validate(); err != nil {
+		t.Error(err)
+	}
+	j.Ops[2].Deps = []OpID{1}
+	want := `job: barrier[0]: op 0 "step" waits for all gradients, but precedes op 3 "b", which adds to that of "w"`
+	if err := j.Validate(); err == nil || err.Error() != want {
+		t.Errorf(" got %v\nwant %v", err, want)
 	}
 }
