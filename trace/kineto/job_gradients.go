@@ -79,12 +79,12 @@ func (v *view) byStart(events []int32) {
 }
 
 // forwardOp reports whether an event is an op of a forward pass. Kineto gives
-// such ops a sequence number; of other writers' ops, those outside the backward
-// pass count, see findRuns.
+// such ops a sequence number, or draws an arrow from an op within; of other
+// writers' ops, those outside the backward pass count, see findRuns.
 func (v *view) forwardOp(i int32) bool {
-	e := v.event(i)
-	return e.Cat == CPUOp && v.outer[i] == i && !v.is(i, isEval|isIssue|isCopyOut) &&
-		v.under(i, isOptimizer) < 0 && (e.Seq >= 0 || !v.t.Kineto)
+	e, o := v.event(i), v.outer[i]
+	return e.Cat == CPUOp && o >= 0 && !v.is(o, isEval|isIssue|isCopyOut) &&
+		v.under(o, isOptimizer) < 0 && (e.Seq >= 0 || !v.t.Kineto && o == i)
 }
 
 // someOps is how many ops between two backward nodes make, without sequence

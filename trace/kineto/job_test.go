@@ -1,14 +1,18 @@
 package kineto
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -19,6 +23,7 @@ import (
 	"weft/policy"
 	"weft/policy/all"
 
+	"github.com/klauspost/compress/gzip"
 	"pgregory.net/rapid"
 )
 
@@ -1216,4 +1221,48 @@ func TestMangledTraces(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Without sequence numbers, forward ops and backward nodes are joined by arrows.
+func TestFlows(t *testing.T) {
+	number := regexp.MustCompile(`"Sequence number": *\d+, *`)
+	for _, dir := range []string{"gpt-gloo-torch2.6", "gpt-accum2-gloo-torch2.6", "resnet18-gloo-torch2.6"} {
+		t.Run(dir, func(t *testing.T) {
+			path := filepath.Join("..", "..", "testdata", "traces", dir, "rank0.json.gz")
+			want, err := load(t, path).Job(JobOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			z, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := gzip.NewReader(bytes.NewReader(z))
+			if err != nil {
+				t.Fatal(err)
+			}
+			data, err := io.ReadAll(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			stripped := number.ReplaceAll(data, nil)
+			if bytes.Contains(stripped, []byte("Sequence number")) {
+				t.Fatal("some sequence numbers are left")
+			}
+			tr, err := read(string(stripped))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := tr.Job(JobOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !reflect.DeepEqual(got.Tensors, want.Tensors) {
+				t.Errorf("tensors:\n%v\nwant, as with numbers:\n%v", got.Tensors, want.Tensors)
+			}
+			if got.OpsFingerprint() != want.OpsFingerprint() {
+				t.Error("the ops are not those with numbers")
+			}
+		})
+	}
 }

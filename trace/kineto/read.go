@@ -129,6 +129,8 @@ type reader struct {
 	names  map[string]uint32 // to Trace.Names; also under the unrepaired text of invalid UTF-8
 	extras map[string]int32  // to Trace.Extras, by the kept arguments as a JSON object
 	rows   map[string]uint16 // to Trace.Rows, by kind, pid and tid
+	flows  []flow            // of category fwdbwd, as long as no event has a sequence number
+	number bool              // one has
 	key    []byte            // scratch
 }
 

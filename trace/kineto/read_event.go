@@ -43,7 +43,7 @@ func (d *reader) drop(reason string) {
 
 // fields are the members of an event, as written; nil: absent.
 type fields struct {
-	ph, cat, name, pid, tid, ts, dur, args []byte
+	ph, cat, name, pid, tid, ts, dur, id, args []byte
 }
 
 // event takes one element of the array of events.
@@ -68,6 +68,8 @@ func (d *reader) event(v jsontext.Value) error {
 			f.ts = value
 		case "dur":
 			f.dur = value
+		case "id":
+			f.id = value
 		case "args":
 			f.args = value
 		}
@@ -76,7 +78,7 @@ func (d *reader) event(v jsontext.Value) error {
 	case "X":
 		return d.complete(&f)
 	case "s", "f":
-		d.drop(string(f.cat) + " flow")
+		return d.flow(&f)
 	case "M":
 		d.drop("metadata")
 	case "i", "I":
@@ -118,6 +120,38 @@ func (d *reader) complete(f *fields) (err error) {
 	d.arguments(&e, f.args)
 	d.events.add(e)
 	return nil
+}
+
+// flow is one end of an arrow from a forward op to its backward node.
+type flow struct {
+	at, id int64
+	row    uint16
+	finish bool
+}
+
+// flow keeps one end of an arrow that may be needed. A trace with sequence
+// numbers needs none: they say the same.
+func (d *reader) flow(f *fields) (err error) {
+	id, whole := integer(f.id)
+	at, bad := nanoseconds(f.ts)
+	if d.number || string(f.cat) != "fwdbwd" || !whole || bad != nil {
+		d.drop(string(f.cat) + " flow")
+		return nil
+	}
+	x := flow{at: at, id: id, finish: f.ph[0] == 'f'}
+	if x.row, err = d.row(f.pid, f.tid, false); err != nil {
+		return err
+	}
+	d.flows = append(d.flows, x)
+	return nil
+}
+
+// numbered drops the arrows: the trace has sequence numbers.
+func (d *reader) numbered() {
+	for range d.flows {
+		d.drop("fwdbwd flow")
+	}
+	d.flows, d.number = nil, true
 }
 
 // time converts ts or dur.
@@ -182,6 +216,9 @@ func (d *reader) arguments(e *Event, args []byte) {
 		case "Sequence number":
 			if n, ok := integer(value); ok && n >= 0 && n <= math.MaxInt32 {
 				e.Seq = int32(n)
+				if !d.number {
+					d.numbered()
+				}
 			}
 		case "bytes", "Collective name", "In msg nelems", "dtype", "Group size", "Input Dims", "Input type",
 			"wait_on_stream", "wait_on_cuda_event_record_corr_id":

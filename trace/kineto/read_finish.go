@@ -36,6 +36,7 @@ func (d *reader) finish() (*Trace, error) {
 		}
 		return cmp.Compare(a.order, b.order)
 	})
+	d.link()
 	if err := d.checkRanks(); err != nil {
 		return nil, err
 	}
@@ -56,6 +57,63 @@ func dropped(counts map[string]int) string {
 	}
 	slices.Sort(list)
 	return fmt.Sprintf(" to use (dropped: %s)", strings.Join(list, ", "))
+}
+
+// link gives the ends of each arrow a sequence number, as if they had been
+// recorded with it: of two forward ops the later has the higher one. An arrow
+// begins at the start of the forward op and ends at that of the node's op, which
+// lies in the node's evaluation.
+func (d *reader) link() {
+	if len(d.flows) == 0 {
+		return
+	}
+	t := d.trace
+	slices.SortStableFunc(d.flows, func(a, b flow) int { return cmp.Compare(a.id, b.id) })
+	type place struct {
+		at  int64
+		row uint16
+	}
+	var arrows [][2]place
+	for rest := d.flows; len(rest) > 0; {
+		n := 1
+		for n < len(rest) && rest[n].id == rest[0].id {
+			n++
+		}
+		start := slices.IndexFunc(rest[:n], func(f flow) bool { return !f.finish })
+		finish := slices.IndexFunc(rest[:n], func(f flow) bool { return f.finish })
+		if n == 2 && start >= 0 && finish >= 0 {
+			arrows = append(arrows, [2]place{{rest[start].at, rest[start].row}, {rest[finish].at, rest[finish].row}})
+		} else { // an end whose other end was not recorded, or ends that cannot be told apart
+			for range n {
+				d.drop("fwdbwd flow")
+			}
+		}
+		rest = rest[n:]
+	}
+	d.flows = nil
+	slices.SortStableFunc(arrows, func(a, b [2]place) int { return cmp.Compare(a[0].at, b[0].at) })
+	numbers := map[place]int32{}
+	for n, a := range arrows {
+		numbers[a[0]], numbers[a[1]] = int32(n), int32(n)
+	}
+	evals := make([]*Event, len(t.Rows)) // the last evaluation by row
+	for i := range t.Events {
+		e := &t.Events[i]
+		if e.Cat != CPUOp {
+			continue
+		}
+		if strings.HasPrefix(t.Names[e.Name], evalMark) {
+			evals[e.Row] = e
+		}
+		n, ok := numbers[place{e.Start, e.Row}]
+		if !ok {
+			continue
+		}
+		e.Seq = n
+		if around := evals[e.Row]; around != nil && t.Names[around.Name] == evalMark+t.Names[e.Name] {
+			around.Seq = n
+		}
+	}
 }
 
 // checkRanks refuses a file in which several ranks were merged. Only step marks

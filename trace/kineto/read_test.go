@@ -284,6 +284,41 @@ func TestReadOtherErrors(t *testing.T) {
 	}
 }
 
+// Arrows count if no event has a sequence number: 9 begins before 4. The others
+// lack an end, share their id, or begin at no time.
+func TestReadFlows(t *testing.T) {
+	op := func(name string, ts int) string {
+		return fmt.Sprintf(`{"ph":"X","cat":"cpu_op","name":%q,"pid":1,"tid":1,"ts":%d,"dur":5},`, name, ts)
+	}
+	end := func(ph string, id int, ts string) string {
+		return fmt.Sprintf(`{"ph":%q,"cat":"fwdbwd","id":%d,"pid":1,"tid":1,"ts":%s},`, ph, id, ts)
+	}
+	text := op("aten::mm", 10) + op("aten::add", 20) + op("aten::sum", 30) + op(evalMark+"AddBackward0", 40) + op("AddBackward0", 41) +
+		op(evalMark+"MmBackward0", 50) + op("MmBackward0", 51) +
+		end("f", 4, "41") + end("s", 4, "20") + end("s", 9, "10") + end("f", 9, "51") +
+		end("s", 5, "30") + end("f", 6, "51") + end("s", 7, "30") + end("f", 7, "41") + end("f", 7, "51") + end("s", 8, "null")
+	for _, c := range []struct {
+		last    string
+		want    []int32
+		dropped int
+	}{
+		{`{}`, []int32{0, 1, -1, 1, 1, 0, 0}, 6},
+		{`{"ph":"X","cat":"cpu_op","name":"x","pid":1,"tid":1,"ts":99,"dur":1,"args":{"Sequence number":3}}`, []int32{-1, -1, -1, -1, -1, -1, -1, 3}, 10},
+	} {
+		tr, err := read("[" + text + c.last + "]")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []int32
+		for _, e := range tr.Events {
+			got = append(got, e.Seq)
+		}
+		if !slices.Equal(got, c.want) || tr.Dropped["fwdbwd flow"] != c.dropped {
+			t.Errorf("sequence numbers %v, want %v; dropped %v, want %d flows", got, c.want, tr.Dropped, c.dropped)
+		}
+	}
+}
+
 // Equal times keep the order of the file, also among so many that the sort
 // would mix them.
 func TestReadOrder(t *testing.T) {
@@ -561,6 +596,11 @@ func compare(t failer, data []byte) {
 		t.Fatalf("read what encoding/json refuses: %.500q", data)
 	}
 	events := plainly(got)
+	if !slices.ContainsFunc(want, func(e plain) bool { return e.seq >= 0 }) {
+		for i := range events {
+			events[i].seq = -1 // from flows
+		}
+	}
 	if len(events) != len(want) {
 		t.Fatalf("%d events, encoding/json finds %d", len(events), len(want))
 	}
