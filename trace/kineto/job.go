@@ -331,6 +331,7 @@ func (d *deriver) mode() job.Mode {
 }
 
 func (d *deriver) addCollectives() {
+	unsized := 0
 	for n := range d.g.collectives {
 		c := &d.g.collectives[n]
 		x := &d.v.collectives[c.id]
@@ -341,11 +342,17 @@ func (d *deriver) addCollectives() {
 		if kind == "barrier" {
 			kind = "all-reduce"
 		}
+		if x.bytes() == 0 {
+			unsized++
+		}
 		d.job.Collectives = append(d.job.Collectives, job.Collective{
 			Name: strings.TrimSuffix(d.v.name(x.issue), "_"), Kind: kind, Bytes: x.bytes(),
 			Time:  d.median(func(s *sample) float64 { return s.collectives[n] }),
 			After: ascending(c.after), Before: ascending(c.before),
 		})
+	}
+	if unsized > 0 {
+		d.note("%d of %d collectives without gradients have no recorded size: they cost nothing under a plan", unsized, len(d.job.Collectives))
 	}
 }
 

@@ -715,6 +715,22 @@ func TestRecordedJobs(t *testing.T) {
 	}
 }
 
+// The broadcasts of batch-norm buffers have sizes in traces of PyTorch 2.6 and
+// none in those of 1.13, which a note says.
+func TestUnsizedCollectives(t *testing.T) {
+	for _, c := range recorded(t) {
+		j, err := load(t, c.path).Job(c.o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := strings.HasPrefix(c.name, "resnet18-gloo-torch1.13")
+		note := "2 of 2 collectives without gradients have no recorded size: they cost nothing under a plan"
+		if slices.Contains(j.Notes, note) != want {
+			t.Errorf("%s: %d collectives, notes %q; a note on their size: want %v", c.name, len(j.Collectives), j.Notes, want)
+		}
+	}
+}
+
 // TestReplayPower shows that replay depends on the transfers: over a slow link
 // half or twice their time is noticed.
 func TestReplayPower(t *testing.T) {
