@@ -131,6 +131,8 @@ func TestReadErrors(t *testing.T) {
 		{ok + "  - bandwidth: 1Gbit\n", "c.yaml:6:5: links[1].name: missing"},
 		{ok + "servers: {count: 0}\n", "c.yaml:6:18: servers.count: 0; at least 1"},
 		{ok + "servers: {count: 2, merge-rate: 1GiB/s, colocated: yes}\n", `c.yaml:6:52: servers.colocated: "yes" is neither true nor false`},
+		{ok + "overlap: 1e300\n", `c.yaml:6:1: overlap: 1e+300; it is from 0 to 1000000`},
+		{ok + "scale: 1e300\n", `c.yaml:6:1: scale: 1e+300; it is more than 0, at most 1000000, and 1 means as recorded`},
 		{ok + "overlap: .inf\n", `c.yaml:6:10: overlap: ".inf" is not a number`},
 		{ok + "jitter: 1.5\n", "c.yaml:6:1: jitter: 1.5; it is from 0 to 1"},
 		{ok + "---\nversion: 1\n", "c.yaml:7:8: a second document; a cluster file has one"},

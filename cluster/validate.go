@@ -13,8 +13,9 @@ import (
 const (
 	MaxWorkers = 1 << 20
 	MaxLinks   = 1 << 8
-	MaxLatency = 1e9  // microseconds: about 17 minutes
-	MaxTime    = 1e12 // microseconds, of one measured point: 11 days
+	MaxLatency = 1e9       // microseconds: about 17 minutes
+	MaxTime    = 1e12      // microseconds, of one measured point: 11 days
+	MaxFactor  = 1_000_000 // by what workers are slower, or slow down
 	MaxBytes   = 1 << 53
 )
 
@@ -71,8 +72,8 @@ func (c *Cluster) Validate() error {
 			return faultf("servers.merge-rate", "%v is not a rate", s.MergeRate)
 		}
 	}
-	if !finite(c.Overlap) || c.Overlap < 0 {
-		return faultf("overlap", "%v; it is 0 or more", c.Overlap)
+	if !(c.Overlap >= 0 && c.Overlap <= MaxFactor) {
+		return faultf("overlap", "%v; it is from 0 to %d", c.Overlap, MaxFactor)
 	}
 	if err := checkFactor("", c.Scale, c.Jitter); err != nil {
 		return err
@@ -95,8 +96,8 @@ func (c *Cluster) Validate() error {
 }
 
 func checkFactor(path string, scale, jitter float64) error {
-	if !finite(scale) || scale <= 0 {
-		return faultf(path+"scale", "%v; it is more than 0, and 1 means as recorded", scale)
+	if !(scale > 0 && scale <= MaxFactor) {
+		return faultf(path+"scale", "%v; it is more than 0, at most %d, and 1 means as recorded", scale, MaxFactor)
 	}
 	if !(jitter >= 0 && jitter <= 1) {
 		return faultf(path+"jitter", "%v; it is from 0 to 1", jitter)

@@ -16,6 +16,7 @@ const (
 	maxHorizon = 1 << 20 // iterations or generations that a plan looks back or ahead
 	maxSlices  = 1 << 24 // over all transfers of a period; no list of a file is longer
 	maxBuffers = 1 << 16
+	maxTime    = 1e15 // microseconds: 31 years
 )
 
 func faultf(path, format string, args ...any) error {
@@ -163,8 +164,8 @@ func (p *Plan) validateGate(l, i int, g Gate, path string) error {
 		return faultf(path+".op", "negative: %d", g.Op)
 	case !closeBy(g.Iteration):
 		return faultf(path+".iteration", "%d is more than %d iterations away", g.Iteration, maxHorizon)
-	case g.Kind == NotBefore && !(g.Time >= 0 && g.Time <= math.MaxFloat64):
-		return faultf(path+".time", "%g us; need a finite time, not negative", g.Time)
+	case g.Kind == NotBefore && !(g.Time >= 0 && g.Time <= maxTime):
+		return faultf(path+".time", "%g us; need 0 to %g us", g.Time, maxTime)
 	case g.Kind != TransferDone:
 		return nil
 	case g.Link < 0 || g.Link >= len(p.Programs):

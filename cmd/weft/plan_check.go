@@ -36,7 +36,7 @@ together. Exit code 1 means refuted, or different.`,
 		if *jobFile == "" {
 			return cli.NoJob(cmd.Flags())
 		}
-		return nil
+		return limits.Check()
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		p, err := c.Plan(cmd.Context(), args[0])

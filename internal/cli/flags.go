@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/pflag"
 
@@ -32,8 +33,8 @@ func (f *JobFlags) Register(fs *pflag.FlagSet) {
 
 // Job reads the job that a command line names.
 func (f *JobFlags) Job(ctx context.Context, c *Console, name string) (*job.Job, error) {
-	if !(f.overlap >= 0) {
-		return nil, Usagef("--recorded-overlap %v: give a share of 0 or more, as 0.19", f.overlap)
+	if err := checkShare("recorded-overlap", f.overlap); err != nil {
+		return nil, err
 	}
 	o := kineto.JobOptions{Overlap: f.overlap}
 	if f.update != "" {
@@ -96,8 +97,8 @@ func (f *ClusterFlags) Check(fs *pflag.FlagSet) error {
 	if f.perNode < 1 {
 		return Usagef("--per-node %d: at least 1", f.perNode)
 	}
-	if !(f.overlap >= 0) {
-		return Usagef("--overlap %v: give a share of 0 or more, as 0.19", f.overlap)
+	if err := checkShare("overlap", f.overlap); err != nil {
+		return err
 	}
 	f.links = nil
 	for _, spec := range f.specs {
@@ -109,9 +110,30 @@ func (f *ClusterFlags) Check(fs *pflag.FlagSet) error {
 			return Usagef("--link: %v with --per-node %d runs inside the nodes too: describe the link there, inside, in a cluster file", l.Algorithm, f.perNode)
 		}
 		if slices.ContainsFunc(f.links, func(o cluster.Link) bool { return o.Name == l.Name }) {
+			if hasName(spec) {
+				return Usagef("--link: %q is already the name of another link", l.Name)
+			}
 			l.Name += strconv.Itoa(len(f.links) + 1) // net, net2, net3
 		}
 		f.links = append(f.links, l)
+	}
+	return nil
+}
+
+// hasName reports whether the spec of a link gives its name.
+func hasName(spec string) bool {
+	for part := range strings.SplitSeq(spec, ",") {
+		if key, _, found := strings.Cut(strings.TrimSpace(part), "="); found && key == "name" {
+			return true
+		}
+	}
+	return false
+}
+
+// checkShare wants what transfers slow computation by to be a share.
+func checkShare(flag string, share float64) error {
+	if !(share >= 0 && share <= cluster.MaxFactor) {
+		return Usagef("--%s %v: give a share from 0 to %d, as 0.19", flag, share, cluster.MaxFactor)
 	}
 	return nil
 }
@@ -236,6 +258,19 @@ func (f *LimitFlags) Register(fs *pflag.FlagSet) {
 	fs.IntVar(&f.limits.MaxDelay, "max-delay", 0, "largest delay D allowed, `iterations`; alone it also sets --max-staleness to D+2 and --min-update-rate to 1/3")
 	fs.IntVar(&f.limits.MaxStaleness, "max-staleness", 0, "largest staleness allowed, `iterations`")
 	fs.Float64Var(&f.limits.MinUpdateRate, "min-update-rate", 1, "smallest update `rate` allowed, updates an iteration")
+}
+
+// Check reports what is wrong with the flags.
+func (f *LimitFlags) Check() error {
+	switch l := f.limits; {
+	case l.MaxDelay < 0:
+		return Usagef("--max-delay %d: 0 or more", l.MaxDelay)
+	case l.MaxStaleness < 0:
+		return Usagef("--max-staleness %d: 0 or more", l.MaxStaleness)
+	case !(l.MinUpdateRate >= 0 && l.MinUpdateRate <= 1):
+		return Usagef("--min-update-rate %v: give a rate from 0 to 1, as 0.5", l.MinUpdateRate)
+	}
+	return nil
 }
 
 // Limits are the limits that the flags set.
