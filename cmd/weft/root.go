@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -33,21 +34,44 @@ cannot be read or written, 130 interrupted.`,
 	root.SetOut(c.Out)
 	root.SetErr(c.Err)
 	root.AddCommand(newInspect(c), newCompare(c), newPlan(c), newSimulate(c), newImport(c), newPolicies(c), newVersion(c))
+	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	mark(root)
 
-	root.Args = func(cmd *cobra.Command, args []string) error {
-		if len(args) == 0 {
-			return nil
+	hub(root)
+	for _, cmd := range root.Commands() {
+		switch cmd.Name() {
+		case "completion":
+			hub(cmd)
+		case "help":
+			cmd.Args = func(_ *cobra.Command, args []string) error {
+				topic, rest, err := root.Find(args)
+				return cmp.Or(err, onlyCommands(topic, rest))
+			}
 		}
-		var names []string
-		for _, sub := range cmd.Commands() {
-			names = append(names, sub.Name())
-		}
-		return fmt.Errorf("no command %q%s", args[0], near.Hint(args[0], names))
 	}
-	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	return root
+}
+
+// hub makes cmd, which has only commands of its own, print its help.
+func hub(cmd *cobra.Command) {
+	cmd.Args = onlyCommands
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+}
+
+// onlyCommands refuses arguments, in place of a command of cmd that there is not.
+func onlyCommands(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	var names []string
+	for _, sub := range cmd.Commands() {
+		names = append(names, sub.Name())
+	}
+	if len(names) == 0 {
+		return fmt.Errorf("%s has no command %q", cmd.CommandPath(), args[0])
+	}
+	return fmt.Errorf("no command %q%s", args[0], near.Hint(args[0], names))
 }
 
 // worked is an error that a command met at work. Errors that are not were found
