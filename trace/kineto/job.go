@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"sort"
 	"strings"
@@ -219,7 +220,8 @@ func (d *deriver) derive() (*job.Job, error) {
 	if len(d.g.grads) == 0 || len(d.g.buckets) == 0 {
 		return nil, v.t.fail("step %d hands no gradients over: record a whole step", v.steps[d.g.step].number)
 	}
-	d.job = &job.Job{Name: v.t.Name, World: v.t.World, Lanes: v.lanes, Mode: d.mode(), Barrier: d.g.barrier}
+	_, name := filepath.Split(v.t.Name) // where the file lay is no matter of the job's
+	d.job = &job.Job{Name: name, World: v.t.World, Lanes: v.lanes, Mode: d.mode(), Barrier: d.g.barrier}
 	d.addOps()
 	if err := d.addTensors(); err != nil {
 		return nil, err
@@ -323,7 +325,7 @@ func (d *deriver) mode() job.Mode {
 	v := d.v
 	for i := range v.during(d.g.runs[len(d.g.runs)-1].end, v.steps[d.g.step].end) {
 		if v.is(i, isScalerCheck) || v.is(i, isNorm) && v.under(i, isOptimizer) < 0 {
-			d.note("updates wait for all gradients: %s looks at them before the optimizer", v.name(i))
+			d.note("updates wait for all gradients: %.80s looks at them before the optimizer", v.name(i))
 			return job.Global
 		}
 	}

@@ -665,6 +665,9 @@ func TestRecordedJobs(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			if j.Name != filepath.Base(c.path) {
+				t.Errorf("name %s: want the file's, without its directory", j.Name)
+			}
 			elements := map[string]int64{}
 			for _, x := range file {
 				elements[x.Name] = x.Elements
