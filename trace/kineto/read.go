@@ -55,13 +55,14 @@ func Read(ctx context.Context, r io.Reader, o ReadOptions) (*Trace, error) {
 	}
 	buffered := bufio.NewReaderSize(d.file, 256<<10)
 	d.text = &text{ctx: ctx, r: buffered, limit: maxValue}
-	if magic, _ := buffered.Peek(2); bytes.Equal(magic, []byte{0x1f, 0x8b}) {
+	if magic, _ := buffered.Peek(2); bytes.Equal(magic, gzipMagic) {
 		z, err := gzip.NewReader(buffered)
 		if err != nil {
 			d.text.err = err
 			return nil, d.explain(err)
 		}
-		d.text.r = z
+		z.Multistream(false)
+		d.text.r = &gunzip{z: z, r: buffered}
 	}
 	d.dec = jsontext.NewDecoder(d.text, jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 	if err := d.document(); err != nil {
@@ -88,6 +89,37 @@ func (f *file) Read(p []byte) (int, error) {
 		f.err = err
 	}
 	return n, err
+}
+
+var (
+	gzipMagic   = []byte{0x1f, 0x8b}
+	errTrailing = errors.New("more bytes after the end of the gzip data")
+)
+
+// gunzip is the text of gzip data, of one member or several. The decoder by
+// itself would take what follows a member for a damaged one.
+type gunzip struct {
+	z *gzip.Reader // of one member
+	r *bufio.Reader
+}
+
+func (g *gunzip) Read(p []byte) (int, error) {
+	n, err := g.z.Read(p)
+	if err != io.EOF {
+		return n, err
+	}
+	magic, err := g.r.Peek(2)
+	switch {
+	case len(magic) == 0:
+		return n, err
+	case !bytes.Equal(magic, gzipMagic):
+		return n, errTrailing
+	}
+	if err := g.z.Reset(g.r); err != nil {
+		return n, err
+	}
+	g.z.Multistream(false)
+	return n, nil
 }
 
 var errTooLong = errors.New("value too long")
@@ -295,6 +327,8 @@ func (d *reader) explain(err error) error {
 		return fmt.Errorf("%s: %w", d.trace.Name, d.text.err)
 	case errors.Is(d.text.err, io.ErrUnexpectedEOF):
 		e.Msg = "the gzip data ends here, too early: the file is truncated; copy or record it again"
+	case d.text.err == errTrailing:
+		e.Msg = fmt.Sprintf("%v: if traces were joined, give each as its own file; otherwise copy or record the file again", d.text.err)
 	case d.text.err != nil:
 		e.Msg = fmt.Sprintf("damaged gzip data (%v): copy or record the file again", d.text.err)
 	case errors.Is(err, io.ErrUnexpectedEOF):
@@ -314,7 +348,7 @@ func (d *reader) syntax(s *jsontext.SyntacticError) string {
 	rest := d.dec.UnreadBuffer()
 	at := s.ByteOffset - d.dec.InputOffset()
 	if at < 0 || at >= int64(len(rest)) || !bytes.ContainsRune([]byte("NIi-"), rune(rest[at])) {
-		return fmt.Sprintf("invalid JSON at %q: %v; record or export the trace again", s.JSONPointer, s.Err)
+		return fmt.Sprintf("invalid JSON at %.80q: %v; record or export the trace again", s.JSONPointer, s.Err)
 	}
 	var name []byte
 	rest = rest[:at]
@@ -325,5 +359,5 @@ func (d *reader) syntax(s *jsontext.SyntacticError) string {
 			}
 		}
 	}
-	return fmt.Sprintf("event %.80q: %s is not a finite number; record or export the trace again", name, s.JSONPointer.LastToken())
+	return fmt.Sprintf("event %.80q: %.80s is not a finite number; record or export the trace again", name, s.JSONPointer.LastToken())
 }

@@ -193,6 +193,9 @@ func TestReadErrors(t *testing.T) {
 		{"gzip header", "\x1f\x8b\x08\x00", 0, "gzip data ends here, too early"},
 		{"truncated gzip", zipped[:len(zipped)/2], 0, "gzip data ends here, too early"},
 		{"gzip without its end", zipped[:len(zipped)-4], int64(len(small)), "gzip data ends here, too early"},
+		{"a byte after gzip", zipped + "\x00", int64(len(small)), "more bytes after the end of the gzip data"},
+		{"text after gzip", zipped + "and so on, for long", int64(len(small)), "more bytes after the end of the gzip data"},
+		{"gzip and half of another", zipped + zipped[:5], int64(len(small)), "gzip data ends here, too early"},
 		{"damaged gzip", string(corrupt), int64(len(small)), "damaged gzip data"},
 
 		{"truncated JSON", `[` + op + `,{"ph":"X"`, int64(len(op)) + 11, "JSON ends here, too early"},
@@ -233,6 +236,27 @@ func TestReadErrors(t *testing.T) {
 				t.Errorf("%v: at byte %d, want %d", err, e.Offset, c.offset)
 			}
 		})
+	}
+}
+
+// Of what they quote, messages show the beginning.
+func TestReadErrorsAreShort(t *testing.T) {
+	long := strings.Repeat("0", 10_000)
+	for _, text := range []string{
+		`{"a":{"` + long + `":tru}}`,
+		`[{"` + long + `":NaN}]`,
+		`[` + x("kernel", long, 0, 7, "5", "-1", "") + `]`,
+		`[` + x("kernel", "gemm", 0, 7, "5", "1e"+long+"99", "") + `]`,
+		`[{"ph":"` + long + `"}]`,
+	} {
+		if _, err := read(text); err == nil || len(err.Error()) > 300 {
+			t.Errorf("%.40s: got %.500v", text, err)
+		}
+	}
+	for _, line := range []string{"w " + long + " int8", "w 1 " + long, long + " 1 int8\n" + long + " 1 int8"} {
+		if _, err := ReadTensors(strings.NewReader(line), "f"); err == nil || len(err.Error()) > 300 {
+			t.Errorf("%.40s: got %.500v", line, err)
+		}
 	}
 }
 

@@ -30,14 +30,14 @@ func ReadTensors(r io.Reader, file string) ([]TensorInfo, error) {
 		}
 		elements, err := strconv.ParseInt(fields[1], 10, 64)
 		if err != nil || elements < 1 {
-			return fail("%q is not a number of elements", fields[1])
+			return fail("%.80q is not a number of elements", fields[1])
 		}
-		dtype, err := job.ParseDType(fields[2])
+		dtype, err := job.ParseDType(fmt.Sprintf("%.80s", fields[2])) // which its message quotes
 		if err != nil {
 			return fail("%v", err)
 		}
 		if first := seen[fields[0]]; first > 0 {
-			return fail("%q is in line %d already", fields[0], first)
+			return fail("%.80q is in line %d already", fields[0], first)
 		}
 		seen[fields[0]] = n
 		list = append(list, TensorInfo{Name: fields[0], Elements: elements, DType: dtype})
