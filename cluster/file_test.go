@@ -229,3 +229,30 @@ workers: [{rank: 1}, {rank: 2, scale: 3, jitter: 0}]
 		}
 	}
 }
+
+// Messages do not quote at length what a file holds.
+func TestReadErrorsAreShort(t *testing.T) {
+	long := strings.Repeat("x", 1<<16)
+	for _, text := range []string{
+		long,
+		"version: " + long,
+		"version: 1\n" + long + ": 2\n",
+		"version: 1\nnodes: " + long + "\n",
+		"version: 1\nnodes: 1\nlinks:\n  - {name: net, bandwidth: " + long + "}\n",
+		"version: 1\nnodes: 1\nlinks:\n  - {name: net, bandwidth: 1" + long + "}\n",
+		"version: 1\nnodes: 1\nlinks:\n  - {name: net, bandwidth: 1Gbit, algorithm: " + long + "}\n",
+		"version: 1\nnodes: 1\nlinks:\n  - {name: " + long + ", bandwidth: 1Gbit}\n",
+		"version: 1\nnodes: 1\nlinks: " + long + "\n",
+		"version: &" + long + " 1\n",
+		"version: 1\n\"" + long + "\n",
+	} {
+		if _, err := Read(strings.NewReader(text), "c.yaml"); err == nil || len(err.Error()) > 500 {
+			t.Errorf("%.60q: %.600v", text, err)
+		}
+	}
+	for _, spec := range []string{long, long + ",1Gbit", long + "=1,1Gbit", "1" + long, "name=" + long + ",1Gbit"} {
+		if _, err := ParseLink(spec); err == nil || len(err.Error()) > 500 {
+			t.Errorf("%.60q: %.600v", spec, err)
+		}
+	}
+}

@@ -95,7 +95,7 @@ func (d *decoder) parse(text string) (ast.Node, error) {
 	depth, line, opened, strange := 0, 0, 0, 0
 	for i, t := range tokens {
 		if !allowed[t.Type] {
-			return nil, d.errorf(t, "", "%q: %v is not part of a cluster file", t.Value, t.Type)
+			return nil, d.errorf(t, "", "%q: %v is not part of a cluster file", fault.Short(t.Value), t.Type)
 		}
 		if t.Position.Line != line {
 			line, opened = t.Position.Line, 0
@@ -119,13 +119,13 @@ func (d *decoder) parse(text string) (ast.Node, error) {
 			return nil, d.errorf(t, "", "nested too deep for a cluster file")
 		}
 		if strange > strangest {
-			return nil, d.errorf(tokens[i-1], "", "%q: too many unknown keys for a cluster file", tokens[i-1].Value)
+			return nil, d.errorf(tokens[i-1], "", "%q: too many unknown keys for a cluster file", fault.Short(tokens[i-1].Value))
 		}
 	}
 	file, err := parser.Parse(tokens, 0)
 	if err != nil {
 		if e, ok := errors.AsType[yaml.Error](err); ok && e.GetToken() != nil {
-			return nil, d.errorf(e.GetToken(), "", "%s", e.GetMessage())
+			return nil, d.errorf(e.GetToken(), "", "%s", fault.Short(e.GetMessage()))
 		}
 		return nil, fmt.Errorf("%s: %w", d.file, err)
 	}
@@ -202,7 +202,7 @@ func decode[T any](d *decoder, n ast.Node, path string, fields []field[T], t *T)
 	case *ast.MappingValueNode:
 		entries = []*ast.MappingValueNode{n}
 	default:
-		return d.errorf(n.GetToken(), path, "keys and values expected, not %q", n.GetToken().Value)
+		return d.errorf(n.GetToken(), path, "keys and values expected, not %q", fault.Short(n.GetToken().Value))
 	}
 	if path != "" {
 		path += "."
@@ -225,7 +225,7 @@ next:
 			}
 			continue next
 		}
-		return d.errorf(key, "", "unknown key %q%s", path+key.Value, near.Hint(key.Value, names(fields)))
+		return d.errorf(key, "", "unknown key %q%s", fault.Short(path+key.Value), near.Hint(key.Value, names(fields)))
 	}
 	for _, f := range fields {
 		if f.required && !given[f.key] {
@@ -349,7 +349,7 @@ var asTheRest = Worker{Scale: math.NaN(), Jitter: math.NaN()}
 
 func readVersion(d *decoder, n ast.Node, path string, _ *Cluster) error {
 	if v := n.GetToken().Value; v != strconv.Itoa(Version) {
-		return d.errorf(n.GetToken(), path, "%q; this program reads version %d", v, Version)
+		return d.errorf(n.GetToken(), path, "%q; this program reads version %d", fault.Short(v), Version)
 	}
 	return nil
 }
@@ -359,7 +359,7 @@ func parseText(s string) (string, error) { return s, nil }
 func parseInt(s string) (int, error) {
 	v, err := strconv.Atoi(s)
 	if err != nil {
-		return 0, fmt.Errorf("%q is not a whole number", s)
+		return 0, fmt.Errorf("%q is not a whole number", fault.Short(s))
 	}
 	return v, nil
 }
@@ -375,7 +375,7 @@ func parseCount(s string) (int, error) {
 func parseSeed(s string) (uint64, error) {
 	v, err := strconv.ParseUint(s, 10, 64)
 	if err != nil {
-		return 0, fmt.Errorf("%q is not a whole number from 0 to 2^64-1", s)
+		return 0, fmt.Errorf("%q is not a whole number from 0 to 2^64-1", fault.Short(s))
 	}
 	return v, nil
 }
@@ -383,7 +383,7 @@ func parseSeed(s string) (uint64, error) {
 func parseNumber(s string) (float64, error) {
 	v, err := strconv.ParseFloat(s, 64)
 	if err != nil || !finite(v) {
-		return 0, fmt.Errorf("%q is not a number", s)
+		return 0, fmt.Errorf("%q is not a number", fault.Short(s))
 	}
 	return v, nil
 }
@@ -395,7 +395,7 @@ func parseBool(s string) (bool, error) {
 	case "false":
 		return false, nil
 	}
-	return false, fmt.Errorf("%q is neither true nor false", s)
+	return false, fmt.Errorf("%q is neither true nor false", fault.Short(s))
 }
 
 // parseRate reads a bandwidth as bytes a second.

@@ -57,7 +57,7 @@ func ParseSize(s string) (int64, error) {
 		return 0, err
 	}
 	if b != math.Trunc(b) || b > MaxBytes {
-		return 0, fmt.Errorf("size %q: not a whole number of bytes up to 8 PiB", s)
+		return 0, fmt.Errorf("size %q: not a whole number of bytes up to 8 PiB", fault.Short(s))
 	}
 	return int64(b), nil
 }
@@ -74,16 +74,16 @@ func parseQuantity(what, s string, units []unit) (float64, error) {
 		v, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
 		switch {
 		case err != nil || math.IsNaN(v) || math.IsInf(v*u.factor, 0):
-			return 0, fmt.Errorf("%s %q: %q is not a number", what, s, number)
+			return 0, fmt.Errorf("%s %q: %q is not a number", what, fault.Short(s), fault.Short(number))
 		case v < 0:
-			return 0, fmt.Errorf("%s %q: negative", what, s)
+			return 0, fmt.Errorf("%s %q: negative", what, fault.Short(s))
 		}
 		return v * u.factor, nil
 	}
 	if suffix == "" {
-		return 0, fmt.Errorf("%s %q: no unit; known: %v", what, s, known)
+		return 0, fmt.Errorf("%s %q: no unit; known: %v", what, fault.Short(s), known)
 	}
-	return 0, fmt.Errorf("%s %q: unknown unit %q%s", what, s, suffix, near.Hint(suffix, known))
+	return 0, fmt.Errorf("%s %q: unknown unit %q%s", what, fault.Short(s), fault.Short(suffix), near.Hint(suffix, known))
 }
 
 // format writes v with the first unit, none after smallest, of which it is at
@@ -136,11 +136,11 @@ func ParseLink(s string) (Link, error) {
 			case err == nil:
 				key = "latency"
 			case part != "" && strings.Trim(part, "0123456789.") == "":
-				return Link{}, fmt.Errorf("link %q: %q has no unit; write it as in 10Gbit,25us", s, part)
+				return Link{}, fmt.Errorf("link %q: %q has no unit; write it as in 10Gbit,25us", fault.Short(s), fault.Short(part))
 			}
 		}
 		if slices.Contains(given, key) {
-			return Link{}, fmt.Errorf("link %q: %s given twice", s, key)
+			return Link{}, fmt.Errorf("link %q: %s given twice", fault.Short(s), fault.Short(key))
 		}
 		given = append(given, key)
 		var err error
@@ -156,17 +156,17 @@ func ParseLink(s string) (Link, error) {
 		case "bandwidth":
 			l.Bandwidth, err = ParseBandwidth(value)
 		default:
-			err = fmt.Errorf("unknown key %q%s", key, near.Hint(key, linkFlags))
+			err = fmt.Errorf("unknown key %q%s", fault.Short(key), near.Hint(key, linkFlags))
 		}
 		if err != nil {
-			return Link{}, fmt.Errorf("link %q: %w", s, err)
+			return Link{}, fmt.Errorf("link %q: %w", fault.Short(s), err)
 		}
 	}
 	if !slices.Contains(given, "bandwidth") {
-		return Link{}, fmt.Errorf("link %q: no bandwidth; write it as in 10Gbit,25us", s)
+		return Link{}, fmt.Errorf("link %q: no bandwidth; write it as in 10Gbit,25us", fault.Short(s))
 	}
 	if err := l.check("link"); err != nil {
-		return Link{}, fault.Locate(err, func(string) (string, bool) { return fmt.Sprintf("link %q", s), true })
+		return Link{}, fault.Locate(err, func(string) (string, bool) { return fmt.Sprintf("link %q", fault.Short(s)), true })
 	}
 	return l, nil
 }

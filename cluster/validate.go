@@ -110,9 +110,9 @@ func (l *Link) check(path string) error {
 	case l.Name == "" && path != "inside":
 		return faultf(path+".name", "missing")
 	case !printable(l.Name):
-		return faultf(path+".name", "%q is not a name: up to 100 printable characters", l.Name)
+		return faultf(path+".name", "%q is not a name: up to 100 printable characters", fault.Short(l.Name))
 	case !printable(l.Medium):
-		return faultf(path+".medium", "%q is not a name: up to 100 printable characters", l.Medium)
+		return faultf(path+".medium", "%q is not a name: up to 100 printable characters", fault.Short(l.Medium))
 	case int(l.Algorithm) >= len(algorithmNames):
 		return faultf(path+".algorithm", "unknown algorithm %d", l.Algorithm)
 	case !finite(l.Latency) || l.Latency < 0 || l.Latency > MaxLatency:

@@ -5,6 +5,8 @@ import (
 	"iter"
 	"slices"
 	"strings"
+
+	"weft/internal/fault"
 )
 
 // edges yields every precedence (from, to) of one iteration. Nodes are the ops,
@@ -186,7 +188,7 @@ func (j *Job) why(from, to int32) string {
 // node names an op or collective in messages.
 func (j *Job) node(v int32) string {
 	if c := int(v) - len(j.Ops); c >= 0 {
-		return fmt.Sprintf("collective %d %q", c, j.Collectives[c].Name)
+		return fmt.Sprintf("collective %d %q", c, fault.Short(j.Collectives[c].Name))
 	}
-	return fmt.Sprintf("op %d %q", v, j.Ops[v].Name)
+	return fmt.Sprintf("op %d %q", v, fault.Short(j.Ops[v].Name))
 }

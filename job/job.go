@@ -10,6 +10,7 @@ package job
 import (
 	"fmt"
 
+	"weft/internal/fault"
 	"weft/internal/near"
 )
 
@@ -218,7 +219,7 @@ func ParseDType(s string) (DType, error) {
 	if d, ok := dtypeAliases[s]; ok {
 		return d, nil
 	}
-	return 0, fmt.Errorf("unknown element type %q%s", s, near.Hint(s, dtypeNames))
+	return 0, fmt.Errorf("unknown element type %q%s", fault.Short(s), near.Hint(s, dtypeNames))
 }
 
 // ParseMode is the inverse of [Mode.String].

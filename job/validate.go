@@ -114,7 +114,7 @@ func (j *Job) checkLanes() error {
 			return faultf(fmt.Sprintf("lanes[%d].kind", i), "unknown lane kind %d", l.Kind)
 		}
 		if first, dup := seen[l.Name]; dup {
-			return faultf(fmt.Sprintf("lanes[%d].name", i), "%q is already the name of lane %d", l.Name, first)
+			return faultf(fmt.Sprintf("lanes[%d].name", i), "%q is already the name of lane %d", fault.Short(l.Name), first)
 		}
 		seen[l.Name] = i
 	}
@@ -140,9 +140,9 @@ func (j *Job) checkOp(i int) error {
 	case o.Phase != Runtime && o.Role != NoRole:
 		return bad("role", "%q on a %s op; only runtime ops have a role", o.Role, o.Phase)
 	case j.Lanes[o.Lane].Kind == Comm && o.Role != GradCollective:
-		return bad("lane", "%q is a comm lane: it holds only runtime ops with role %q", j.Lanes[o.Lane].Name, GradCollective)
+		return bad("lane", "%q is a comm lane: it holds only runtime ops with role %q", fault.Short(j.Lanes[o.Lane].Name), GradCollective)
 	case j.Lanes[o.Lane].Kind != Comm && o.Role == GradCollective:
-		return bad("lane", "%q is a %s lane: an op with role %q is on a comm lane", j.Lanes[o.Lane].Name, j.Lanes[o.Lane].Kind, GradCollective)
+		return bad("lane", "%q is a %s lane: an op with role %q is on a comm lane", fault.Short(j.Lanes[o.Lane].Name), j.Lanes[o.Lane].Kind, GradCollective)
 	}
 	if o.Role == CopyIn || o.Role == CopyOut {
 		if o.Tensor < 0 || int(o.Tensor) >= len(j.Tensors) {
@@ -156,7 +156,7 @@ func (j *Job) checkOp(i int) error {
 			return bad(fmt.Sprintf("deps[%d]", k), "there is no op %d; there are %d, from 0", d, len(j.Ops))
 		}
 		if int(d) == i {
-			return bad(fmt.Sprintf("deps[%d]", k), "op %d %q depends on itself", i, o.Name)
+			return bad(fmt.Sprintf("deps[%d]", k), "%s depends on itself", j.node(int32(i)))
 		}
 	}
 	return checkTime("ops", i, o.Time)
@@ -203,17 +203,17 @@ func (j *Job) checkTensors() error {
 		seen[t.Name] = i
 		switch {
 		case dup:
-			return bad("name", "%q is already the name of tensor %d", t.Name, first)
+			return bad("name", "%q is already the name of tensor %d", fault.Short(t.Name), first)
 		case int(t.Param) >= len(dtypeNames):
 			return bad("param", "unknown element type %d", t.Param)
 		case int(t.Grad) >= len(dtypeNames):
 			return bad("grad", "unknown element type %d", t.Grad)
 		case t.Elements <= 0:
-			return bad("elements", "%q has %d elements; a tensor has at least one", t.Name, t.Elements)
+			return bad("elements", "%q has %d elements; a tensor has at least one", fault.Short(t.Name), t.Elements)
 		case t.Elements > (math.MaxInt64-bytes)/t.Grad.Bytes():
-			return bad("elements", "the gradients up to %q exceed %d bytes", t.Name, int64(math.MaxInt64))
+			return bad("elements", "the gradients up to %q exceed %d bytes", fault.Short(t.Name), int64(math.MaxInt64))
 		case len(t.Producers) == 0:
-			return bad("producers", "no op produces the gradient of %q", t.Name)
+			return bad("producers", "no op produces the gradient of %q", fault.Short(t.Name))
 		}
 		bytes += t.GradBytes()
 		if err := cmp.Or(
@@ -260,7 +260,7 @@ func (j *Job) checkCollective(i int) error {
 		return faultf(fmt.Sprintf("collectives[%d].kind", i), "missing")
 	}
 	if !slices.Contains(collectiveKinds, c.Kind) {
-		return faultf(fmt.Sprintf("collectives[%d].kind", i), "unknown kind of collective %q%s", c.Kind, near.Hint(c.Kind, collectiveKinds))
+		return faultf(fmt.Sprintf("collectives[%d].kind", i), "unknown kind of collective %q%s", fault.Short(c.Kind), near.Hint(c.Kind, collectiveKinds))
 	}
 	if c.Bytes < 0 {
 		return faultf(fmt.Sprintf("collectives[%d].bytes", i), "negative size %d", c.Bytes)
@@ -286,7 +286,7 @@ func (j *Job) checkRecorded() error {
 				return faultf(fmt.Sprintf("%s.tensors[%d]", path, k), "there is no tensor %d; there are %d, from 0", t, len(j.Tensors))
 			}
 			if first, dup := in[t]; dup {
-				return faultf(fmt.Sprintf("%s.tensors[%d]", path, k), "tensor %d %q is already in recorded.buckets[%d]", t, j.Tensors[t].Name, first)
+				return faultf(fmt.Sprintf("%s.tensors[%d]", path, k), "tensor %d %q is already in recorded.buckets[%d]", t, fault.Short(j.Tensors[t].Name), first)
 			}
 			in[t] = i
 		}
@@ -334,7 +334,7 @@ func (j *Job) checkBarrier(g *graph) error {
 			if b == v {
 				how = "itself"
 			}
-			return faultf(fmt.Sprintf("barrier[%d]", i), "%s waits for all gradients, but %s adds to that of %q", j.node(b), how, j.Tensors[k].Name)
+			return faultf(fmt.Sprintf("barrier[%d]", i), "%s waits for all gradients, but %s adds to that of %q", j.node(b), how, fault.Short(j.Tensors[k].Name))
 		}
 	}
 	return nil
@@ -382,7 +382,7 @@ func (j *Job) checkUpdates(g *graph) error {
 					}
 					path := fmt.Sprintf("tensors[%d].%s[%d]", i, []string{"readers", "producers"}[what], n)
 					return faultf(path, "%s %s of %q, but runs after %s, which writes the value that the next iteration reads",
-						j.node(v), []string{"reads the value", "adds to the gradient"}[what], t.Name, j.node(t.Updaters[k]))
+						j.node(v), []string{"reads the value", "adds to the gradient"}[what], fault.Short(t.Name), j.node(t.Updaters[k]))
 				}
 			}
 		}

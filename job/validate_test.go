@@ -3,6 +3,7 @@ package job
 import (
 	"math"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -172,5 +173,40 @@ func TestBarrierAcrossRecordedTransfers(t *testing.T) {
 	want := `job: barrier[0]: op 0 "step" waits for all gradients, but precedes op 3 "b", which adds to that of "w"`
 	if err := j.Validate(); err == nil || err.Error() != want {
 		t.Errorf(" got %v\nwant %v", err, want)
+	}
+}
+
+// Messages do not quote at length what a file holds.
+func TestMessagesAreShort(t *testing.T) {
+	long := strings.Repeat("x", 1<<16)
+	for i, damage := range []func(j *Job){
+		func(j *Job) { j.Lanes[0].Name, j.Lanes[1].Name = long, long },
+		func(j *Job) { j.Lanes[2].Name, j.Ops[3].Lane = long, 2 },
+		func(j *Job) { j.Lanes[1].Name, j.Ops[5].Lane = long, 1 },
+		func(j *Job) { j.Ops[3].Name, j.Ops[3].Deps = long, []OpID{3} },
+		func(j *Job) { j.Ops[4].Name, j.Ops[4].Deps = long, []OpID{10} },
+		func(j *Job) { j.Ops[4].Name, j.Tensors[1].Producers = long, []OpID{4} },
+		func(j *Job) { j.Tensors[0].Name, j.Tensors[1].Name = long, long },
+		func(j *Job) { j.Tensors[1].Name, j.Tensors[1].Elements = long, 0 },
+		func(j *Job) { j.Tensors[1].Name, j.Tensors[1].Elements = long, 1<<61-1 },
+		func(j *Job) { j.Tensors[1].Name, j.Tensors[1].Producers = long, nil },
+		func(j *Job) { j.Tensors[0].Name, j.Barrier = long, []OpID{3} },
+		func(j *Job) { j.Tensors[0].Name, j.Recorded.Buckets[0].Tensors = long, []TensorID{0, 0} },
+		func(j *Job) { j.Tensors[0].Name, j.Ops[1].Phase, j.Tensors[0].Updaters = long, Update, []OpID{1} },
+		func(j *Job) { j.Collectives = []Collective{{Kind: long}} },
+	} {
+		j := ddp()
+		damage(j)
+		if err := j.Validate(); err == nil || len(err.Error()) > 500 {
+			t.Errorf("case %d: %.600v", i, err)
+		}
+	}
+	for _, text := range []string{
+		`{"` + long + `": 1}`, `{"mode": "` + long + `"}`, `{"world": ` + strings.Repeat("9", 1<<16) + `}`, `{"version": "` + long + `"}`,
+		`{"tensors": [{"param": "` + long + `"}]}`, `{"ops": [{"time": ` + strings.Repeat("9", 1<<16) + `}]}`, long,
+	} {
+		if _, err := Read(strings.NewReader(text)); err == nil || len(err.Error()) > 500 {
+			t.Errorf("%.60q: %.600v", text, err)
+		}
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"strconv"
 
 	"github.com/go-json-experiment/json/jsontext"
+
+	"weft/internal/fault"
 )
 
 // Write writes a valid job as a file that [Read] reads back equal, each op,
@@ -104,7 +106,7 @@ func (p *printer) raw(s string) *printer {
 func (p *printer) quote(s string) *printer {
 	b, err := jsontext.AppendQuote(p.w.AvailableBuffer(), s)
 	if err != nil && p.err == nil {
-		p.err = fmt.Errorf("%q: %w", s, err)
+		p.err = fmt.Errorf("%q: %w", fault.Short(s), err)
 	}
 	p.w.Write(b)
 	return p

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"weft/cluster"
+	"weft/internal/fault"
 	"weft/job"
 )
 
@@ -110,7 +111,7 @@ func (p *Plan) AddCollectives(j *job.Job) error {
 			x := &s.Collectives[c]
 			kind, err := cluster.ParseKind(x.Kind)
 			if err != nil {
-				return fmt.Errorf("plan: collective %d %q of the job: %w", c, x.Name, err)
+				return fmt.Errorf("plan: collective %d %q of the job: %w", c, fault.Short(x.Name), err)
 			}
 			when := instant{i, math.Inf(-1)}
 			for _, o := range x.After {

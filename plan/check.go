@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"weft/internal/fault"
 	"weft/job"
 )
 
@@ -171,7 +172,7 @@ func (c *checker) formed() (string, error) {
 		return "", err
 	}
 	if fp := j.TensorsFingerprint(); p.Tensors != fp {
-		return "", fmt.Errorf("the plan is for another job: it was made for tensors %s, job %q has %s", p.Tensors, j.Name, fp)
+		return "", fmt.Errorf("the plan is for another job: it was made for tensors %s, job %q has %s", fault.Short(p.Tensors), fault.Short(j.Name), fp)
 	}
 	usesOps := p.Order != nil
 	c.slots(func(_ slot, t *Transfer) bool {
@@ -182,7 +183,7 @@ func (c *checker) formed() (string, error) {
 	case p.Ops == "" && usesOps:
 		return "", errors.New("the plan names ops of its job but does not say of which (ops_fingerprint is empty)")
 	case p.Ops != "" && p.Ops != fp:
-		return "", fmt.Errorf("the plan is for another profile of the job: it was made for ops %s, job %q has %s", p.Ops, j.Name, fp)
+		return "", fmt.Errorf("the plan is for another profile of the job: it was made for ops %s, job %q has %s", fault.Short(p.Ops), fault.Short(j.Name), fp)
 	}
 	c.job, c.old = j.Strip(p.Copies)
 	c.device = c.job.HasDevice()
@@ -206,7 +207,7 @@ func (c *checker) formedTensors() error {
 				return fmt.Errorf("%s: no tensor %d; the job has %d", at, s.Tensor, len(j.Tensors))
 			}
 			if t := &j.Tensors[s.Tensor]; s.Offset+s.Length > t.Elements {
-				return fmt.Errorf("%s: %s of tensor %s, which has %d", at, elements(s.Offset, s.Offset+s.Length), t.Name, t.Elements)
+				return fmt.Errorf("%s: %s of tensor %s, which has %d", at, elements(s.Offset, s.Offset+s.Length), fault.Short(t.Name), t.Elements)
 			}
 		}
 	}
@@ -230,7 +231,7 @@ func (c *checker) formedTransfers() error {
 				return fmt.Errorf("%s.collective: no collective %d; the job has %d", at, t.Collective, len(j.Collectives))
 			}
 			if x := &j.Collectives[t.Collective]; x.Kind != t.Kind.String() {
-				return fmt.Errorf("%s.kind: %s repeats collective %q, which is a %s", at, t.Kind, x.Name, x.Kind)
+				return fmt.Errorf("%s.kind: %s repeats collective %q, which is a %s", at, t.Kind, fault.Short(x.Name), x.Kind)
 			}
 		}
 		for k, g := range t.Gates {
@@ -244,7 +245,7 @@ func (c *checker) formedTransfers() error {
 				return fmt.Errorf("%s.gates[%d].op: no op %d; the job has %d", at, k, g.Op, len(j.Ops))
 			}
 			if c.renumber[g.Op] < 0 {
-				return fmt.Errorf("%s.gates[%d].op: op %d %q is the recorded library's own work, which this plan replaces", at, k, g.Op, short(j.Ops[g.Op].Name))
+				return fmt.Errorf("%s.gates[%d].op: op %d %q is the recorded library's own work, which this plan replaces", at, k, g.Op, fault.Short(j.Ops[g.Op].Name))
 			}
 		}
 	}
@@ -285,10 +286,10 @@ func (c *checker) formedOrder() error {
 				continue // the recorded library's own, which is gone
 			}
 			if lane := c.job.Ops[o].Lane; int(lane) != l {
-				return fmt.Errorf("%s: op %d %q runs on lane %s, not on %s", at, id, short(c.job.Ops[o].Name), c.job.Lanes[lane].Name, c.job.Lanes[l].Name)
+				return fmt.Errorf("%s: op %d %q runs on lane %s, not on %s", at, id, fault.Short(c.job.Ops[o].Name), c.lane(int(lane)), c.lane(l))
 			}
 			if seen[o] {
-				return fmt.Errorf("%s: op %d %q is listed twice", at, id, short(c.job.Ops[o].Name))
+				return fmt.Errorf("%s: op %d %q is listed twice", at, id, fault.Short(c.job.Ops[o].Name))
 			}
 			seen[o] = true
 			c.order[l] = append(c.order[l], o)
@@ -298,7 +299,7 @@ func (c *checker) formedOrder() error {
 			for seen[o] || int(c.job.Ops[o].Lane) != l {
 				o++
 			}
-			return fmt.Errorf("order[%d]: op %d %q of lane %s is missing", l, c.old[o], short(c.job.Ops[o].Name), c.job.Lanes[l].Name)
+			return fmt.Errorf("order[%d]: op %d %q of lane %s is missing", l, c.old[o], fault.Short(c.job.Ops[o].Name), c.lane(l))
 		}
 	}
 	return nil
@@ -380,30 +381,21 @@ func (g Generation) numbers() string {
 
 // place names a slot, as in messages.
 func (c *checker) place(s slot) string {
-	return fmt.Sprintf("transfer %d of link %s", s.index, c.plan.Programs[s.link].Link)
+	return fmt.Sprintf("transfer %d of link %s", s.index, fault.Short(c.plan.Programs[s.link].Link))
 }
 
 // load names what a slot carries.
 func (c *checker) load(s slot) string {
 	t := c.at(s)
 	if t.Bucket < 0 {
-		return fmt.Sprintf("collective %q of iteration %d", short(c.job.Collectives[t.Collective].Name), t.Iteration)
+		return fmt.Sprintf("collective %q of iteration %d", fault.Short(c.job.Collectives[t.Collective].Name), t.Iteration)
 	}
 	return fmt.Sprintf("bucket %d", t.Bucket)
 }
 
 // op names an op of the stripped job.
 func (c *checker) op(o job.OpID) string {
-	return fmt.Sprintf("op %d %q", c.old[o], short(c.job.Ops[o].Name))
-}
-
-// short cuts names, which may be those of templated kernels.
-func short(name string) string {
-	const most = 48
-	if r := []rune(name); len(r) > most {
-		return string(r[:most-3]) + "..."
-	}
-	return name
+	return fmt.Sprintf("op %d %q", c.old[o], fault.Short(c.job.Ops[o].Name))
 }
 
 // elements names the elements from..to-1 of a tensor.

@@ -7,6 +7,7 @@ import (
 	"sort"
 	"strings"
 
+	"weft/internal/fault"
 	"weft/job"
 )
 
@@ -495,11 +496,11 @@ func (g *constraints) name(n, periods int) string {
 	case waiting:
 		return fmt.Sprintf("%s of iteration %d", c.op(x.op), iteration)
 	case laneEnd:
-		return fmt.Sprintf("the end of iteration %d on lane %s", iteration, c.job.Lanes[x.lane].Name)
+		return fmt.Sprintf("the end of iteration %d on lane %s", iteration, c.lane(int(x.lane)))
 	}
 	t := c.at(x.slot)
 	if t.Bucket < 0 {
-		return fmt.Sprintf("%s (%s of collective %q, iteration %d)", c.place(x.slot), t.Kind, short(c.job.Collectives[t.Collective].Name), t.Iteration+periods*c.plan.Period)
+		return fmt.Sprintf("%s (%s of collective %q, iteration %d)", c.place(x.slot), t.Kind, fault.Short(c.job.Collectives[t.Collective].Name), t.Iteration+periods*c.plan.Period)
 	}
 	n, r := divide(t.Generation, len(c.plan.Generations))
 	gen := c.plan.Generations[r]

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"weft/cluster"
+	"weft/internal/fault"
 	"weft/job"
 )
 
@@ -68,7 +69,7 @@ func (c *checker) covered() error {
 		})
 		when := c.plan.Generations[r].iterations()
 		missing := func(k int, from, to int64) error {
-			return fmt.Errorf("%s: %s of tensor %s never reduced", when, elements(from, to), c.job.Tensors[k].Name)
+			return fmt.Errorf("%s: %s of tensor %s never reduced", when, elements(from, to), c.tensor(job.TensorID(k)))
 		}
 		i := 0
 		for k := range c.job.Tensors {
@@ -81,7 +82,7 @@ func (c *checker) covered() error {
 				}
 				if x.Offset < next {
 					return fmt.Errorf("%s: %s of tensor %s reduced twice: by %s (%s) and by %s (%s)", when,
-						elements(x.Offset, min(next, x.Offset+x.Length)), c.job.Tensors[k].Name,
+						elements(x.Offset, min(next, x.Offset+x.Length)), c.tensor(job.TensorID(k)),
 						c.place(last.slot), c.load(last.slot), c.place(x.slot), c.load(x.slot))
 				}
 				next, last = x.Offset+x.Length, x
@@ -171,7 +172,7 @@ func (c *checker) collectivesOnce() error {
 		_, i := divide(t.Iteration, c.plan.Period)
 		k := key{t.Collective, i}
 		if first, ok := by[k]; ok {
-			return fmt.Errorf("iteration %d: the job's collective %q is issued twice: by %s and by %s", i, short(c.job.Collectives[t.Collective].Name), c.place(first), c.place(s))
+			return fmt.Errorf("iteration %d: the job's collective %q is issued twice: by %s and by %s", i, fault.Short(c.job.Collectives[t.Collective].Name), c.place(first), c.place(s))
 		}
 		by[k] = s
 	}
@@ -181,7 +182,7 @@ func (c *checker) collectivesOnce() error {
 	for i := range c.plan.Period {
 		for x := range c.job.Collectives {
 			if _, ok := by[key{x, i}]; !ok {
-				return fmt.Errorf("iteration %d: the job's collective %q is never issued", i, short(c.job.Collectives[x].Name))
+				return fmt.Errorf("iteration %d: the job's collective %q is never issued", i, fault.Short(c.job.Collectives[x].Name))
 			}
 		}
 	}

@@ -189,3 +189,50 @@ func FuzzRead(f *testing.F) {
 		}
 	})
 }
+
+// Messages do not quote at length what a file, or the job, holds.
+func TestMessagesAreShort(t *testing.T) {
+	long := strings.Repeat("x", 1<<16)
+	for _, text := range []string{
+		`{"` + long + `": 1}`, `{"period": ` + strings.Repeat("9", 1<<16) + `}`,
+		`{"updates": [{"at": "` + long + `"}]}`,
+		`{"programs": [{"transfers": [{"kind": "` + long + `"}]}]}`,
+		`{"version": 1, "period": 1, "buffers": 1, "update_rate": 1, "generations": [{"first": 0, "length": 1}], "updates": [], "buckets": [],
+		"programs": [{"link": "` + long + `", "transfers": []}, {"link": "` + long + `", "transfers": []}]}`,
+	} {
+		if _, err := Read(strings.NewReader(text)); err == nil || len(err.Error()) > 500 {
+			t.Errorf("%.60q: %.600v", text, err)
+		}
+	}
+
+	j := parseJob("tensor w 8\nlane gpu\nop f reads=w\nop b makes=w after=f\nop u writes=w after=b")
+	good := "period 1\ngeneration 0 1\nbucket w\nlink net\nall-reduce 0 gradient\nupdate gen=0 at=step iteration=0\nstates buffers=1 delay=0 staleness=0 rate=1"
+	j.Name, j.Tensors[0].Name, j.Lanes[0].Name, j.Ops[0].Name, j.Ops[2].Name = long, long, long, long, long
+	for i, damage := range []func(p *Plan){
+		func(p *Plan) { p.Tensors = long },
+		func(p *Plan) { p.Ops = long },
+		func(p *Plan) { p.Buckets[0].Slices[0].Length = 9 },
+		func(p *Plan) { p.Buckets[0].Slices[0].Length = 7 },
+		func(p *Plan) { p.Programs[0].Transfers[0].Gates = nil },
+		func(p *Plan) { p.Ops, p.Order = j.OpsFingerprint(), [][]job.OpID{{0, 0, 1}} },
+		func(p *Plan) { p.Ops, p.Order = j.OpsFingerprint(), [][]job.OpID{{0, 1}} },
+		func(p *Plan) { p.Updates = nil },
+		func(p *Plan) {
+			p.Programs[0].Link = long
+			p.Programs[0].Transfers = append(p.Programs[0].Transfers, p.Programs[0].Transfers[0])
+		},
+		func(p *Plan) {
+			p.Ops, p.Programs[0].Link = j.OpsFingerprint(), long
+			p.Programs[0].Transfers[0].Gates = append(p.Programs[0].Transfers[0].Gates, Gate{Kind: OpDone, Op: 2})
+		},
+	} {
+		p := j.parsePlan(good)
+		if err := Check(p, j.Job, DefaultLimits).Err(); i == 0 && err != nil {
+			t.Fatal(err)
+		}
+		damage(p)
+		if err := Check(p, j.Job, DefaultLimits).Err(); err == nil || len(err.Error()) > 1000 {
+			t.Errorf("case %d: %.1100v", i, err)
+		}
+	}
+}

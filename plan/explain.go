@@ -9,6 +9,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/jedib0t/go-pretty/v6/text"
 
+	"weft/internal/fault"
 	"weft/job"
 )
 
@@ -133,14 +134,14 @@ func (c *checker) tensor(k job.TensorID) string {
 	if c.job == nil {
 		return fmt.Sprintf("tensor %d", k)
 	}
-	return short(c.job.Tensors[k].Name)
+	return fault.Short(c.job.Tensors[k].Name)
 }
 
 func (c *checker) lane(l int) string {
 	if c.job == nil {
 		return fmt.Sprintf("lane %d", l)
 	}
-	return c.job.Lanes[l].Name
+	return fault.Short(c.job.Lanes[l].Name)
 }
 
 func times(n int, what string) string {
@@ -200,7 +201,7 @@ func (c *checker) explainTransfer(s slot) TransferExplanation {
 		out.Gates = append(out.Gates, "inputs")
 		if c.job != nil {
 			x := &c.job.Collectives[t.Collective]
-			out.Carries, out.Bytes = short(x.Name), x.Bytes
+			out.Carries, out.Bytes = fault.Short(x.Name), x.Bytes
 		}
 	}
 	for _, g := range t.Gates {
@@ -217,7 +218,7 @@ func (c *checker) explainGate(g Gate) string {
 		}
 		return fmt.Sprintf("%s of iteration %d", c.op(c.renumber[g.Op]), g.Iteration)
 	case TransferDone:
-		return fmt.Sprintf("%s/%d done", c.plan.Programs[g.Link].Link, g.Transfer)
+		return fmt.Sprintf("%s/%d done", fault.Short(c.plan.Programs[g.Link].Link), g.Transfer)
 	case Boundary:
 		return fmt.Sprintf("end of iteration %d", g.Iteration)
 	case NotBefore:

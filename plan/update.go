@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"weft/internal/fault"
 	"weft/job"
 )
 
@@ -29,7 +30,7 @@ func (c *checker) oneVersion() (string, error) {
 			return "", fmt.Errorf("update %d applies generation %d after iteration %d, before its last gradients are there (%s)", i, u.Generation, u.Iteration, g.iterations())
 		}
 		for _, k := range c.tensors(u) {
-			name := c.job.Tensors[k].Name
+			name := c.tensor(k)
 			for _, x := range points[k] {
 				if x.generation == u.Generation {
 					return "", fmt.Errorf("%s: generation %d is applied twice to tensor %s: by update %d and by update %d", g.iterations(), u.Generation, name, x.update, i)
@@ -51,7 +52,7 @@ func (c *checker) oneVersion() (string, error) {
 			}
 			if cmp.Or(cmp.Compare(a.iteration, b.iteration), cmp.Compare(a.at, b.at)) > 0 {
 				return "", fmt.Errorf("tensor %s: generation %d is applied after iteration %d (update %d), before the older generation %d, after iteration %d (update %d)",
-					c.job.Tensors[k].Name, b.generation, b.iteration, b.update, a.generation, a.iteration, a.update)
+					c.tensor(job.TensorID(k)), b.generation, b.iteration, b.update, a.generation, a.iteration, a.update)
 			}
 		}
 	}
@@ -205,7 +206,7 @@ func (c *checker) enoughBuffers() (string, error) {
 	}
 	if p.Buffers < need.count {
 		return "", fmt.Errorf("iteration %d writes gradients of tensor %s while those of %s are in use: this takes %d buffers, the plan states %d",
-			need.iteration, c.job.Tensors[need.tensor].Name, strings.Join(need.others, ", "), need.count, p.Buffers)
+			need.iteration, c.tensor(need.tensor), strings.Join(need.others, ", "), need.count, p.Buffers)
 	}
 	return fmt.Sprintf("gradient buffers: %d needed, %d stated", need.count, p.Buffers), nil
 }
@@ -327,7 +328,7 @@ func (c *checker) lags() func(k job.TensorID, at Point) (int, error) {
 			n, now := 0, g.done(w)
 			for before := g.before(now); !applied(t, at, now, before); n++ {
 				if n == most {
-					return 0, fmt.Errorf("%s, which writes the gradient of tensor %s, may run ahead of its updates: no order of ops holds it back", c.op(w), t.Name)
+					return 0, fmt.Errorf("%s, which writes the gradient of tensor %s, may run ahead of its updates: no order of ops holds it back", c.op(w), fault.Short(t.Name))
 				}
 				now, before = before, g.before(before)
 			}
@@ -359,7 +360,7 @@ func (c *checker) flushes() (string, error) {
 			return "", fmt.Errorf("%s: generation %d is never applied: its gradients are dropped", p.Generations[r].iterations(), r)
 		}
 		if k := slices.Index(tensors, false); k >= 0 {
-			return "", fmt.Errorf("%s: generation %d is never applied to tensor %s: its gradient is dropped", p.Generations[r].iterations(), r, c.job.Tensors[k].Name)
+			return "", fmt.Errorf("%s: generation %d is never applied to tensor %s: its gradient is dropped", p.Generations[r].iterations(), r, c.tensor(job.TensorID(k)))
 		}
 	}
 	if p.MaxDelay == 0 {

@@ -77,7 +77,7 @@ func (p *Plan) validatePrograms() error {
 			return faultf(path+".link", "missing")
 		}
 		if first, ok := links[x.Link]; ok {
-			return faultf(path+".link", "link %q has a program already: programs[%d]", x.Link, first)
+			return faultf(path+".link", "link %q has a program already: programs[%d]", fault.Short(x.Link), first)
 		}
 		links[x.Link] = l
 		if x.Window.Transfers < 0 || x.Window.Bytes < 0 {
@@ -171,7 +171,7 @@ func (p *Plan) validateGate(l, i int, g Gate, path string) error {
 	case g.Link < 0 || g.Link >= len(p.Programs):
 		return faultf(path+".link", "no program %d; the plan has %d", g.Link, len(p.Programs))
 	case g.Transfer < 0 || g.Transfer >= len(p.Programs[g.Link].Transfers):
-		return faultf(path+".transfer", "no transfer %d; link %s has %d", g.Transfer, p.Programs[g.Link].Link, len(p.Programs[g.Link].Transfers))
+		return faultf(path+".transfer", "no transfer %d; link %s has %d", g.Transfer, fault.Short(p.Programs[g.Link].Link), len(p.Programs[g.Link].Transfers))
 	}
 	if other := p.Programs[g.Link].Transfers[g.Transfer].Generation; (other-t.Generation)%len(p.Generations) != 0 {
 		return faultf(path, "waits for a transfer of generation %d, but is of generation %d: a period has %d", other, t.Generation, len(p.Generations))

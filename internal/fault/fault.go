@@ -8,6 +8,21 @@ import (
 	"strings"
 )
 
+// longest is how much of a text of unknown length a message quotes, in characters.
+const longest = 80
+
+// Short is a text from a file as messages quote it: cut, if it is long.
+func Short(s string) string {
+	n := 0
+	for i := range s {
+		if n == longest {
+			return s[:i] + "..."
+		}
+		n++
+	}
+	return s
+}
+
 // Fault is one thing that is wrong.
 type Fault struct {
 	At   string // file and position, as far as known: "c.yaml:3:5", "job: line 8", "job"

@@ -2,6 +2,7 @@ package fault
 
 import (
 	"errors"
+	"strings"
 	"testing"
 )
 
@@ -26,5 +27,17 @@ func TestLocate(t *testing.T) {
 	other := errors.New("other")
 	if got := Locate(other, position); got != other {
 		t.Errorf("got %q", got)
+	}
+}
+
+func TestShort(t *testing.T) {
+	eighty := strings.Repeat("ü", 80)
+	for _, s := range []string{"", "w", eighty} {
+		if got := Short(s); got != s {
+			t.Errorf("%q became %q", s, got)
+		}
+	}
+	if got := Short(eighty + "w"); got != eighty+"..." {
+		t.Errorf("81 characters became %q", got)
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"weft/internal/fault"
 )
 
 // nearest is the word of known nearest to word by edit distance, or "" if none is
@@ -42,7 +44,7 @@ func Parse[E ~uint8](what, name string, names []string) (E, error) {
 	if i := slices.Index(names, name); i >= 0 {
 		return E(i), nil
 	}
-	return 0, fmt.Errorf("unknown %s %q%s", what, name, Hint(name, names))
+	return 0, fmt.Errorf("unknown %s %q%s", what, fault.Short(name), Hint(name, names))
 }
 
 // distance is the number of inserted, deleted, changed or swapped neighbouring

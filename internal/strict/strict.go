@@ -314,7 +314,7 @@ func (r *Reader) float(to *float64) error {
 		return err
 	}
 	if *to, err = t.Float(); err != nil {
-		return r.Faultf("%s is too large", t.String())
+		return r.Faultf("%s is too large", fault.Short(t.String()))
 	}
 	return nil
 }
@@ -338,7 +338,7 @@ func whole[I int | int32 | int64](r *Reader, to *I) error {
 	}
 	v, err := t.Int()
 	if *to = I(v); err != nil || int64(*to) != v {
-		return r.Faultf("%s is not a whole number in range", t.String())
+		return r.Faultf("%s is not a whole number in range", fault.Short(t.String()))
 	}
 	return nil
 }
