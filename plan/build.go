@@ -73,7 +73,14 @@ func (p *Plan) AllReduce(link int, b Bucket) int {
 // that refer to positions in that program are adjusted.
 //
 // It returns an error when the job cannot be executed or the plan has no link.
-func (p *Plan) AddCollectives(j *job.Job) error {
+func (p *Plan) AddCollectives(j *job.Job) error { return p.AddCollectivesAmong(j, math.MaxInt) }
+
+// AddCollectivesAmong is AddCollectives for a plan of period 1 that crosses the
+// barrier: of the first program, only the given number of transfers are
+// dispatched before the next forward pass begins. What the job itself sends in
+// that pass goes in front of the others, or the pass would wait for them all; but
+// behind those of parameters that are read before it is sent.
+func (p *Plan) AddCollectivesAmong(j *job.Job, early int) error {
 	if len(j.Collectives) == 0 {
 		return nil
 	}
@@ -100,8 +107,12 @@ func (p *Plan) AddCollectives(j *job.Job) error {
 	var latest instant
 	for i, t := range p.Programs[0].Transfers {
 		latest = later(latest, at.transfer(&t)) // in-order dispatch
+		if i >= early {
+			latest = instant{1, float64(i)}
+		}
 		own = append(own, entry{t, i, latest})
 	}
+	behind := early // own transfers in front of the job's next
 	barrier, next := s.BarrierOps(comp.lanes)
 	if next {
 		barrier = nil
@@ -120,7 +131,13 @@ func (p *Plan) AddCollectives(j *job.Job) error {
 					when.time = math.Inf(1)
 				}
 			}
-			added = append(added, entry{Transfer{Kind: kind, Bucket: -1, Collective: c, Iteration: i}, -1, when})
+			iteration := i
+			if early < len(own) && when.compare(own[0].when) <= 0 {
+				iteration = i + 1
+				behind = p.behind(behind, s, comp, x.After)
+				when = instant{1, float64(behind) - 0.5}
+			}
+			added = append(added, entry{Transfer{Kind: kind, Bucket: -1, Collective: c, Iteration: iteration}, -1, when})
 		}
 	}
 	// Stable: at equal times the job's collectives go first, in recorded order.
@@ -138,6 +155,22 @@ func (p *Plan) AddCollectives(j *job.Job) error {
 	p.Programs[0].Transfers = out
 	p.redirect(moved)
 	return nil
+}
+
+// behind is where in the first program, from position at on, a collective may
+// stand that follows the given ops: behind all transfers of tensors that these
+// ops, or ops before them, read.
+func (p *Plan) behind(at int, j *job.Job, g *compute, after []job.OpID) int {
+	for i := at; i < len(p.Programs[0].Transfers); i++ {
+		for _, k := range p.Buckets[p.Programs[0].Transfers[i].Bucket].Tensors() {
+			for _, r := range j.Tensors[k].Readers {
+				if slices.ContainsFunc(after, func(o job.OpID) bool { return g.precedes(r, o) }) {
+					at = i + 1
+				}
+			}
+		}
+	}
+	return at
 }
 
 // redirect lets gates follow the transfers of the first program, of which the
