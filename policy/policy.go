@@ -5,6 +5,7 @@ package policy
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -28,6 +29,11 @@ type Options struct {
 	Fusion              int64   // horovod: fusion threshold, bytes
 	Cycle               float64 // horovod: cycle time, microseconds
 	InFlight            int     // transfers in flight on a link; default 1
+	Slice               int64   // p3: elements of a slice
+	Partition           int64   // bytescheduler: elements of a partition; 0 with Credit 0: tuned
+	Credit              int64   // bytescheduler: credit, bytes
+	Group               int64   // dear: bytes of a group; 0: tuned
+	Unit                int64   // us-byte: elements of a unit; 0: tuned
 	Copies              bool    // keep the recorded library's copies into and out of buckets
 }
 
@@ -38,15 +44,21 @@ func (o Options) WithDefaults() Options {
 	o.Fusion = cmp.Or(o.Fusion, 128<<20)
 	o.Cycle = cmp.Or(o.Cycle, 1000)
 	o.InFlight = cmp.Or(o.InFlight, 1)
+	o.Slice = cmp.Or(o.Slice, 40_000)
 	return o
 }
 
-// Profile is what policies know of a job: when its gradients become ready on
-// the slowest worker in an iteration that never waits for the network.
-// Microseconds from the start of the backward pass.
+// Profile is what policies know of a job: when its gradients become ready and
+// its parameters are read, on the slowest worker, in an iteration that never
+// waits for the network. Microseconds.
 type Profile struct {
-	Ready []float64      // by tensor
+	Ready []float64      // by tensor, from the start of the backward pass
 	Order []job.TensorID // by readiness; at equal times the higher tensor first, as a backward pass meets them
+	Read  []float64      // by tensor, from the start of the iteration; +Inf: the job does not say who reads it
+	Use   []job.TensorID // by first read; at equal times the lower tensor first
+	// Forward is from the start of the iteration to that of the backward pass,
+	// Backward from there to the last gradient.
+	Forward, Backward float64
 }
 
 // NewProfile measures j on c.
@@ -80,12 +92,25 @@ func NewProfile(j *job.Job, c *cluster.Cluster, copies bool) (*Profile, error) {
 		}
 		return (at - origin) * scale
 	}
-	p := &Profile{Ready: make([]float64, len(s.Tensors)), Order: make([]job.TensorID, len(s.Tensors))}
+	n := len(s.Tensors)
+	p := &Profile{
+		Ready: make([]float64, n), Order: make([]job.TensorID, n),
+		Read: make([]float64, n), Use: make([]job.TensorID, n),
+		Forward: origin * scale,
+	}
 	for k, ops := range s.ReadyOps() {
 		p.Ready[k], p.Order[k] = latest(ops), job.TensorID(k)
+		p.Backward = max(p.Backward, p.Ready[k])
+		p.Read[k], p.Use[k] = math.Inf(1), job.TensorID(k)
+		for _, o := range s.Tensors[k].Readers {
+			p.Read[k] = min(p.Read[k], start[o]*scale)
+		}
 	}
 	slices.SortStableFunc(p.Order, func(a, b job.TensorID) int {
 		return cmp.Or(cmp.Compare(p.Ready[a], p.Ready[b]), cmp.Compare(b, a))
+	})
+	slices.SortStableFunc(p.Use, func(a, b job.TensorID) int {
+		return cmp.Or(cmp.Compare(p.Read[a], p.Read[b]), cmp.Compare(a, b))
 	})
 	return p, nil
 }
@@ -99,15 +124,10 @@ type Send struct {
 // Barrier builds the plan that all-reduces whole tensors in the given order on
 // the first link and applies all updates at the optimizer step, behind a barrier.
 func Barrier(name string, j *job.Job, c *cluster.Cluster, sends []Send, o Options) (*plan.Plan, error) {
-	links := make([]string, len(c.Links))
-	for l := range c.Links {
-		links[l] = c.Links[l].Name
+	p, err := newPlan(name, j, c, o)
+	if err != nil {
+		return nil, err
 	}
-	if len(links) == 0 {
-		return nil, fmt.Errorf("%s: the cluster has no link", name)
-	}
-	p := plan.New(j, name, links...)
-	p.Copies = o.Copies
 	p.Programs[0].Window.Transfers = o.InFlight
 	for _, s := range sends {
 		at := p.AllReduce(0, plan.WholeTensors(j, s.Tensors...))
@@ -117,6 +137,44 @@ func Barrier(name string, j *job.Job, c *cluster.Cluster, sends []Send, o Option
 		}
 	}
 	return p, p.AddCollectives(j)
+}
+
+func newPlan(name string, j *job.Job, c *cluster.Cluster, o Options) (*plan.Plan, error) {
+	links := make([]string, len(c.Links))
+	for l := range c.Links {
+		links[l] = c.Links[l].Name
+	}
+	if len(links) == 0 {
+		return nil, fmt.Errorf("%s: the cluster has no link", name)
+	}
+	p := plan.New(j, name, links...)
+	p.Copies = o.Copies
+	return p, nil
+}
+
+// ErrUnsuitable is wrapped by a policy's error when the job is not of the kind
+// that it can plan for.
+var ErrUnsuitable = errors.New("the policy does not suit the job")
+
+// Crossing starts a plan that crosses the barrier: each tensor is updated when
+// the next iteration first reads it. Its programs are empty. A job whose updates
+// wait for all gradients cannot be planned so (plan rule 8), nor one with
+// parameters that nobody is known to read.
+func Crossing(name string, j *job.Job, c *cluster.Cluster, o Options) (*plan.Plan, error) {
+	if j.Mode == job.Global {
+		return nil, fmt.Errorf("%w: %s crosses the barrier at the optimizer step, and the job's updates wait for all gradients (update mode global)", ErrUnsuitable, name)
+	}
+	for k := range j.Tensors {
+		if len(j.Tensors[k].Readers) == 0 {
+			return nil, fmt.Errorf("%w: %s updates parameters when they are read, and the job does not say which op reads tensor %s", ErrUnsuitable, name, j.Tensors[k].Name)
+		}
+	}
+	p, err := newPlan(name, j, c, o)
+	if err != nil {
+		return nil, err
+	}
+	p.Updates[0].At = plan.AtRead
+	return p, nil
 }
 
 // Sends makes a Send of each group of tensors.

@@ -127,7 +127,7 @@ func (s *script) plan(d *datadriven.TestData) (*plan.Plan, error) {
 		var name string
 		var o policy.Options
 		d.ScanArgs(s.t, "policy", &name)
-		for arg, to := range map[string]any{"first": &o.FirstBucket, "bucket": &o.Bucket, "fusion": &o.Fusion, "inflight": &o.InFlight} {
+		for arg, to := range map[string]any{"first": &o.FirstBucket, "bucket": &o.Bucket, "fusion": &o.Fusion, "inflight": &o.InFlight, "slice": &o.Slice, "partition": &o.Partition, "credit": &o.Credit, "group": &o.Group, "unit": &o.Unit} {
 			if d.HasArg(arg) {
 				d.ScanArgs(s.t, arg, to)
 			}

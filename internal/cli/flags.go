@@ -189,18 +189,34 @@ func (f *PolicyFlags) Register(fs *pflag.FlagSet) {
 	fs.Var(quantity[int64]{&o.FirstBucket, cluster.ParseSize}, "first-bucket", "ddp: `size` of the first bucket (default 1MiB)")
 	fs.Var(quantity[int64]{&o.Fusion, cluster.ParseSize}, "fusion", "horovod: fusion threshold, a `size` (default 128MiB)")
 	fs.Var(quantity[float64]{&o.Cycle, cluster.ParseLatency}, "cycle", "horovod: cycle `time` (default 1ms)")
+	fs.Int64Var(&o.Slice, "slice", 0, "p3: `elements` of a slice (default 40000)")
+	fs.Int64Var(&o.Partition, "partition", 0, "bytescheduler: `elements` of a partition (default: searched for)")
+	fs.Var(quantity[int64]{&o.Credit, cluster.ParseSize}, "credit", "bytescheduler: credit, a `size` (default: searched for)")
+	fs.Int64Var(&o.Unit, "unit", 0, "us-byte: `elements` of a unit (default: searched for)")
+	fs.Var(quantity[int64]{&o.Group, cluster.ParseSize}, "group", "dear: `size` of a group (default: searched for)")
 	fs.IntVar(&o.InFlight, "in-flight", 1, "`number` of transfers at once on a link")
 	fs.BoolVar(&o.Copies, "copies", false, "plans copy gradients into buckets and out, as recorded (default: reduce in place)")
 }
 
 // reader is the one policy that reads a flag, of those that not all read.
-var reader = map[string]string{"bucket": "ddp", "first-bucket": "ddp", "fusion": "horovod", "cycle": "horovod"}
+var reader = map[string]string{
+	"bucket": "ddp", "first-bucket": "ddp", "fusion": "horovod", "cycle": "horovod",
+	"slice": "p3", "partition": "bytescheduler", "credit": "bytescheduler", "unit": "us-byte", "group": "dear",
+}
 
 // Check reports what is wrong with the flags. policy is the only one that they
 // are for, or "" if they are for all.
 func (f *PolicyFlags) Check(fs *pflag.FlagSet, policy string) error {
 	if f.Options.InFlight < 1 {
 		return Usagef("--in-flight %d: at least 1", f.Options.InFlight)
+	}
+	for name, n := range map[string]int64{"--slice": f.Options.Slice, "--partition": f.Options.Partition, "--unit": f.Options.Unit} {
+		if n < 0 {
+			return Usagef("%s %d: at least 1", name, n)
+		}
+	}
+	if (f.Options.Partition > 0) != (f.Options.Credit > 0) {
+		return Usagef("--partition and --credit go together: without them both are searched for")
 	}
 	if policy == "" {
 		return nil

@@ -6,12 +6,15 @@ import (
 	"strings"
 
 	"weft/policy"
+	"weft/policy/dear"
 	"weft/policy/fusion"
+	"weft/policy/priority"
+	"weft/policy/usbyte"
 )
 
 // Policies lists every policy, plainest first.
 func Policies() []policy.Policy {
-	return []policy.Policy{fusion.Recorded, fusion.WFBP, fusion.DDP, fusion.Horovod, fusion.MGWFBP, fusion.MGWFBPExact}
+	return []policy.Policy{fusion.Recorded, fusion.WFBP, fusion.DDP, fusion.Horovod, fusion.MGWFBP, fusion.MGWFBPExact, fusion.ASCWFBP, priority.P3, priority.ByteScheduler, usbyte.USByte, dear.DeAR}
 }
 
 // Lookup finds a policy by name.

@@ -52,24 +52,30 @@ func merged(rule func(ready, bytes []float64, unlike []bool, alpha, beta float64
 	}
 }
 
-// greedy walks the gradients in ready order and merges group i into gradient
-// i+1 when that one is ready before the group is through, and the group has not
-// started by then or waiting for it costs less than a start-up. It returns the
-// ends of the groups.
+// greedy merges a group into the next gradient when that one is ready before the
+// group is through, and the group has not started by then or waiting for it costs
+// less than a start-up.
 func greedy(ready, bytes []float64, unlike []bool, alpha, beta float64) []int {
+	return merge(ready, bytes, unlike, alpha, beta, func(start, end, next float64) bool {
+		return next < end && (start > next || next-start < alpha)
+	})
+}
+
+// merge walks the gradients in ready order. A group that would start and end at
+// the given times on a serial link takes in the next gradient, ready at next, if
+// join says so. It returns the ends of the groups.
+func merge(ready, bytes []float64, unlike []bool, alpha, beta float64, join func(start, end, next float64) bool) []int {
 	var ends []int
 	free, size := 0.0, 0.0 // when the link is free; bytes of the open group
 	for i := range ready {
 		size += bytes[i]
 		start := max(free, ready[i])
-		if i+1 < len(ready) && !unlike[i+1] {
-			next := ready[i+1]
-			if next < start+alpha+beta*size && (start > next || next-start < alpha) {
-				continue
-			}
+		end := start + alpha + beta*size
+		if i+1 < len(ready) && !unlike[i+1] && join(start, end, ready[i+1]) {
+			continue
 		}
 		ends = append(ends, i+1)
-		free, size = start+alpha+beta*size, 0
+		free, size = end, 0
 	}
 	return ends
 }

@@ -16,7 +16,7 @@ var Recorded = policy.Policy{
 	Paper: "the trace itself",
 	Build: build("recorded", func(j *job.Job, _ *cluster.Cluster, _ *policy.Profile, _ policy.Options) ([]policy.Send, error) {
 		if j.Recorded == nil || len(j.Recorded.Buckets) == 0 {
-			return nil, fmt.Errorf("job %q does not say how it was recorded: choose another policy", j.Name)
+			return nil, fmt.Errorf("%w: job %q does not say how it was recorded", policy.ErrUnsuitable, j.Name)
 		}
 		groups := make([][]job.TensorID, len(j.Recorded.Buckets))
 		for i, b := range j.Recorded.Buckets {

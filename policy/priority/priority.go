@@ -1,0 +1,255 @@
+// Package priority holds the policies that cut gradients into slices and send
+// the most urgent slice first: P3 and ByteScheduler. Urgent is what the next
+// forward pass reads first; both cross the barrier. The order that their queues
+// would take on the profile is compiled into the plan.
+package priority
+
+import (
+	"container/heap"
+	"slices"
+
+	"weft/cluster"
+	"weft/job"
+	"weft/plan"
+	"weft/policy"
+)
+
+// P3 cuts gradients into slices of 40,000 elements; whenever the wire is free it
+// sends the most urgent slice that is ready (section 6; published for parameter
+// servers, here over all-reduce).
+var P3 = policy.Policy{
+	Name:  "p3",
+	Title: "P3: slices of 40,000 elements, the most urgent first",
+	Paper: "Priority-based Parameter Propagation (MLSys 2019, arXiv 1905.03960)",
+	Build: func(j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
+		s, err := newSchedule(j, c, o, o.WithDefaults().Slice)
+		if err != nil {
+			return nil, err
+		}
+		return s.plan("p3", o, s.order(whenFree{}), plan.Window{})
+	},
+}
+
+// ByteScheduler cuts gradients into partitions and sends the most urgent one
+// that is ready as long as it has credit (section 7.1). Partition size and
+// credit are searched for on a grid, exactly, by the time that the profile
+// predicts; the paper tunes them by Bayesian optimisation in a running job.
+var ByteScheduler = policy.Policy{
+	Name:  "bytescheduler",
+	Title: "ByteScheduler: partitions, the most urgent first, within a credit",
+	Paper: "A Generic Communication Scheduler (SOSP 2019)",
+	Build: func(j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
+		if o.Partition > 0 && o.Credit > 0 {
+			s, err := newSchedule(j, c, o, o.Partition)
+			if err != nil {
+				return nil, err
+			}
+			return s.plan("bytescheduler", o, s.order(&credit{limit: o.Credit}), plan.Window{Bytes: o.Credit})
+		}
+		return tuned(j, c, o)
+	},
+}
+
+// The grid of ByteScheduler's search, in elements and bytes: its published
+// ranges for all-reduce, and smaller ones for smaller models.
+var (
+	partitions = []int64{1 << 17, 1 << 18, 1 << 19, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 32 << 20}
+	credits    = []int64{1, 1 << 19, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20}
+)
+
+func tuned(j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
+	var best *schedule
+	var window int64
+	least := 0.0
+	for _, partition := range partitions {
+		s, err := newSchedule(j, c, o, partition)
+		if err != nil {
+			return nil, err
+		}
+		for _, limit := range credits {
+			s.order(&credit{limit: limit})
+			if t := s.finish(); best == nil || t < least {
+				best, window, least = s, limit, t
+			}
+		}
+	}
+	return best.plan("bytescheduler", o, best.order(&credit{limit: window}), plan.Window{Bytes: window})
+}
+
+// schedule simulates a priority queue in front of one link, on the profile.
+type schedule struct {
+	job     *job.Job
+	cluster *cluster.Cluster
+	profile *policy.Profile
+	slices  []slice
+	byReady []int // positions in slices
+	done    []float64
+}
+
+// slice is a part of a gradient.
+type slice struct {
+	plan.Slice
+	rank        int // of its tensor in the order of first reads: 0 is most urgent
+	bytes       int64
+	ready       float64
+	alpha, wire float64
+}
+
+func newSchedule(j *job.Job, c *cluster.Cluster, o policy.Options, elements int64) (*schedule, error) {
+	p, err := policy.NewProfile(j, c, o.Copies)
+	if err != nil {
+		return nil, err
+	}
+	s := &schedule{job: j, cluster: c, profile: p}
+	for rank, k := range p.Use {
+		t := &j.Tensors[k]
+		for at := int64(0); at < t.Elements; at += elements {
+			x := slice{Slice: plan.Slice{Tensor: k, Offset: at, Length: min(elements, t.Elements-at)}, rank: rank, ready: p.Ready[k]}
+			x.bytes = x.Length * t.Grad.Bytes()
+			cost, err := c.Cost(0, cluster.AllReduce, x.bytes)
+			if err != nil {
+				return nil, err
+			}
+			x.alpha, x.wire = cost.Alpha, cost.Wire
+			s.byReady = append(s.byReady, len(s.slices))
+			s.slices = append(s.slices, x)
+		}
+	}
+	slices.SortStableFunc(s.byReady, func(a, b int) int {
+		x, y := &s.slices[a], &s.slices[b]
+		switch {
+		case x.ready < y.ready:
+			return -1
+		case x.ready > y.ready:
+			return 1
+		}
+		return 0
+	})
+	s.done = make([]float64, len(s.slices))
+	return s, nil
+}
+
+// window tells when the queue may let the next slice go. Times are microseconds.
+type window interface {
+	// next is the earliest time, from now on, at which a slice may go.
+	next(now, wireFree float64) float64
+	// sent notes a slice of so many bytes that will be done at the given time.
+	sent(bytes int64, done float64)
+	reset()
+}
+
+// whenFree lets a slice go when the wire is free: preemption at slice granularity.
+type whenFree struct{}
+
+func (whenFree) next(now, wireFree float64) float64 { return max(now, wireFree) }
+func (whenFree) sent(int64, float64)                {}
+func (whenFree) reset()                             {}
+
+// credit lets slices go while less than limit bytes are incomplete, so these may
+// exceed it by one slice.
+type credit struct {
+	limit, out int64
+	flying     []flight // by completion
+}
+
+type flight struct {
+	done  float64
+	bytes int64
+}
+
+func (c *credit) next(now, _ float64) float64 {
+	for len(c.flying) > 0 && (c.flying[0].done <= now || c.out >= c.limit) {
+		now = max(now, c.flying[0].done)
+		c.out -= c.flying[0].bytes
+		c.flying = c.flying[1:]
+	}
+	return now
+}
+
+func (c *credit) sent(bytes int64, done float64) {
+	c.out += bytes
+	at := len(c.flying)
+	for at > 0 && c.flying[at-1].done > done {
+		at--
+	}
+	c.flying = slices.Insert(c.flying, at, flight{done, bytes})
+}
+
+func (c *credit) reset() { c.out, c.flying = 0, nil }
+
+// order is the order in which the queue lets the slices go; it also finds when
+// each is done.
+func (s *schedule) order(w window) []int {
+	w.reset()
+	var out []int
+	q := queue{s: s}
+	now, wireFree := 0.0, 0.0
+	for at := 0; at < len(s.byReady) || q.Len() > 0; {
+		now = w.next(now, wireFree)
+		if q.Len() == 0 && at < len(s.byReady) {
+			now = w.next(max(now, s.slices[s.byReady[at]].ready), wireFree)
+		}
+		for at < len(s.byReady) && s.slices[s.byReady[at]].ready <= now {
+			heap.Push(&q, s.byReady[at])
+			at++
+		}
+		i := heap.Pop(&q).(int)
+		x := &s.slices[i]
+		wireFree = max(wireFree, now) + x.wire
+		s.done[i] = wireFree + x.alpha
+		w.sent(x.bytes, s.done[i])
+		out = append(out, i)
+	}
+	return out
+}
+
+// finish is the iteration time that the profile predicts for the last order:
+// every first read waits for its tensor, and the rest of the forward pass follows.
+func (s *schedule) finish() float64 {
+	t := s.profile.Forward + s.profile.Backward
+	for i := range s.slices {
+		t = max(t, s.done[i]+s.profile.Forward-s.profile.Read[s.slices[i].Tensor])
+	}
+	return t
+}
+
+// queue holds ready slices, most urgent first; a tensor's slices in order.
+type queue struct {
+	s    *schedule
+	heap []int
+}
+
+func (q *queue) Len() int { return len(q.heap) }
+func (q *queue) Less(a, b int) bool {
+	x, y := &q.s.slices[q.heap[a]], &q.s.slices[q.heap[b]]
+	if x.rank != y.rank {
+		return x.rank < y.rank
+	}
+	return x.Offset < y.Offset
+}
+func (q *queue) Swap(a, b int) { q.heap[a], q.heap[b] = q.heap[b], q.heap[a] }
+func (q *queue) Push(x any)    { q.heap = append(q.heap, x.(int)) }
+func (q *queue) Pop() any {
+	n := len(q.heap) - 1
+	x := q.heap[n]
+	q.heap = q.heap[:n]
+	return x
+}
+
+// plan sends the slices in the given order, each as a bucket of its own.
+func (s *schedule) plan(name string, o policy.Options, order []int, w plan.Window) (*plan.Plan, error) {
+	p, err := policy.Crossing(name, s.job, s.cluster, o)
+	if err != nil {
+		return nil, err
+	}
+	p.Programs[0].Window = w
+	early := 0
+	for _, i := range order {
+		p.AllReduce(0, plan.Bucket{Slices: []plan.Slice{s.slices[i].Slice}})
+		if x := &s.slices[i]; s.done[i]-x.alpha-x.wire < s.profile.Backward {
+			early++
+		}
+	}
+	p.Notes = append(p.Notes, "the order is the one that its queue takes on the profile")
+	return p, p.AddCollectivesAmong(s.job, early)
+}
