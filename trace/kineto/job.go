@@ -364,10 +364,23 @@ func ascending(ids []job.OpID) []job.OpID {
 	return slices.Compact(ids)
 }
 
+// addRecorded describes the buckets. A run without no_sync reduces in every
+// micro-batch: then they are those of the last.
 func (d *deriver) addRecorded() {
 	r := &job.Recorded{Library: "ddp", Backend: d.v.backend()}
+	last := map[job.TensorID]int{}
+	for k := range d.g.buckets {
+		for _, n := range d.g.buckets[k].grads {
+			last[d.g.grads[n].tensor] = k
+		}
+	}
+	repeated := 0
 	for k := range d.g.buckets {
 		b := &d.g.buckets[k]
+		if slices.ContainsFunc(b.grads, func(n int32) bool { return last[d.g.grads[n].tensor] != k }) {
+			repeated++
+			continue
+		}
 		x := &d.v.collectives[b.collective]
 		d.job.World = max(d.job.World, x.group)
 		rec := job.RecordedBucket{Bytes: x.bytes(), Op: d.g.collectives[d.g.find(b.collective)].op}
@@ -383,6 +396,9 @@ func (d *deriver) addRecorded() {
 			d.note("bucket %d carried %d bytes, its tensors sum to %d", k, rec.Bytes, sum)
 		}
 		r.Buckets = append(r.Buckets, rec)
+	}
+	if repeated > 0 {
+		d.note("the run reduced its gradients in every micro-batch, which no_sync avoids: %d collectives of earlier ones are left out of the recorded buckets", repeated)
 	}
 	d.job.Recorded = r
 }

@@ -22,6 +22,7 @@ import (
 	"weft/plan"
 	"weft/policy"
 	"weft/policy/all"
+	"weft/policy/fusion"
 
 	"github.com/klauspost/compress/gzip"
 	"pgregory.net/rapid"
@@ -140,7 +141,10 @@ func hostEnd(t *testing.T, j *job.Job) (end float64) {
 
 // tied is a step of an embedding and a linear layer that share a 5 x 4 matrix,
 // on the CPU. Its micro-batches are 1000 us apart; the last one reduces.
-func tied(micros int64) *Trace {
+func tied(micros int64) *Trace { return reduced(micros, false) }
+
+// reduced is tied with a reduction in every micro-batch, or in the last alone.
+func reduced(micros int64, every bool) *Trace {
 	f := newFake()
 	end := 1000 * micros
 	f.add(mainRow, 0, end, "ProfilerStep#7", more{cat: Annotation})
@@ -154,7 +158,7 @@ func tied(micros int64) *Trace {
 		f.add(mainRow, at+100, at+150, evalMark+"MmBackward0", more{seq: seq + 12})
 		f.add(mainRow, at+151, at+155, evalMark+"TBackward0", more{seq: seq + 11})
 		f.add(mainRow, at+160, at+200, evalMark+"EmbeddingBackward0", more{seq: seq + 10})
-		if m < micros-1 {
+		if m < micros-1 && !every {
 			f.add(mainRow, at+201, at+205, accumulate, more{})
 			f.add(mainRow, at+202, at+205, "torch::autograd::AccumulateGrad", more{dims: [][]int64{weight}})
 			continue
@@ -162,6 +166,9 @@ func tied(micros int64) *Trace {
 		f.gradient(at+201, 20, weight...)
 		f.add(glooRow, at+221, at+400, "gloo:all_reduce", more{cat: Annotation, dims: [][]int64{{20}}})
 		f.add(mainRow, at+402, at+410, "torch.distributed.ddp.reducer::copy_bucket_to_grad", more{dims: [][]int64{weight}})
+		if m < micros-1 {
+			continue
+		}
 		f.add(mainRow, at+500, at+600, "Optimizer.step#SGD.step", more{cat: Annotation})
 		f.add(mainRow, at+510, at+590, "aten::add_", more{dims: [][]int64{weight, weight}})
 	}
@@ -276,6 +283,28 @@ func TestMicroBatches(t *testing.T) {
 	}
 	if end := hostEnd(t, j); end != 2000 {
 		t.Errorf("replayed in %g us, want 2000", end)
+	}
+}
+
+// Without no_sync every micro-batch reduces. The job reduces once, as a plan does.
+func TestMicroBatchesReducedEach(t *testing.T) {
+	j, err := reduced(2, true).Job(JobOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(j.Recorded.Buckets); n != 1 {
+		t.Errorf("%d recorded buckets, want the last micro-batch's one", n)
+	}
+	if want := "every micro-batch"; !strings.Contains(strings.Join(j.Notes, "\n"), want) {
+		t.Errorf("notes %q lack %q", j.Notes, want)
+	}
+	c := cluster.Uniform(2, 1, cluster.Link{Name: "net", Bandwidth: 1e9})
+	p, err := fusion.Recorded.Build(j, c, policy.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := plan.Check(p, j, plan.DefaultLimits); !r.OK() {
+		t.Fatal(r)
 	}
 }
 
