@@ -36,11 +36,7 @@ type Bound struct {
 // D + A + alpha + beta·bytes(S). X is tried as the first backward op of each lane.
 func Synchronous(j *job.Job, c *cluster.Cluster) (Bound, error) {
 	s, _ := j.Strip(false)
-	for k := range s.Tensors { // a plan may move updates, to another lane too
-		for _, o := range s.Tensors[k].Updaters {
-			s.Ops[o].Time = 0
-		}
-	}
+	busy := stay(s)
 	g, err := newGraph(s)
 	if err != nil {
 		return Bound{}, err
@@ -52,7 +48,7 @@ func Synchronous(j *job.Job, c *cluster.Cluster) (Bound, error) {
 	}
 	var b Bound
 	for l := range s.Lanes {
-		if t := factor * g.round(job.LaneID(l)); t > b.Compute {
+		if t := factor * max(busy[l], g.round(job.LaneID(l))); t > b.Compute {
 			b = Bound{t, t, fmt.Sprintf("lane %s, and what it waits for, computes all the time", s.Lanes[l].Name)}
 		}
 	}
@@ -75,6 +71,34 @@ func Synchronous(j *job.Job, c *cluster.Cluster) (Bound, error) {
 		}
 	}
 	return b, nil
+}
+
+// stay takes update ops out of the job's times, because a plan may move them: to
+// the lane of a reader, in front of it. It returns the time that each lane is
+// busy in any plan: with the updates of tensors that it alone reads.
+func stay(j *job.Job) []float64 {
+	moves := make([]bool, len(j.Ops))
+	updates := make([]bool, len(j.Ops))
+	for k := range j.Tensors {
+		t := &j.Tensors[k]
+		for _, o := range t.Updaters {
+			updates[o] = true
+			if slices.ContainsFunc(t.Readers, func(r job.OpID) bool { return j.Ops[r].Lane != j.Ops[o].Lane }) {
+				moves[o] = true
+			}
+		}
+	}
+	busy := make([]float64, len(j.Lanes))
+	for o := range j.Ops {
+		x := &j.Ops[o]
+		if !moves[o] {
+			busy[x.Lane] += x.Time
+		}
+		if updates[o] {
+			x.Time = 0
+		}
+	}
+	return busy
 }
 
 // network is the smallest start-up, microseconds, and the smallest time a byte
