@@ -15,7 +15,12 @@ import (
 	"weft/plan"
 	"weft/policy"
 	"weft/policy/all"
+
+	"go.uber.org/goleak"
 )
+
+// No comparison leaves a goroutine behind.
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // example is the running example of the policies' descriptions, whose times are
 // known by hand: cmd/weft/testdata/scripts/compare.txt shows the arithmetic.
