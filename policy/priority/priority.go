@@ -6,6 +6,7 @@ package priority
 
 import (
 	"container/heap"
+	"fmt"
 	"slices"
 
 	"weft/cluster"
@@ -76,6 +77,10 @@ func tuned(j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error)
 	return best.plan("bytescheduler", o, best.order(&credit{limit: window}), plan.Window{Bytes: window})
 }
 
+// maxSlices bounds the transfers of an iteration: the 6.7 billion elements of a
+// large language model make 170,000 of P3's slices.
+const maxSlices = 1 << 20
+
 // schedule simulates a priority queue in front of one link, on the profile.
 type schedule struct {
 	job     *job.Job
@@ -99,6 +104,13 @@ func newSchedule(j *job.Job, c *cluster.Cluster, o policy.Options, elements int6
 	p, err := policy.NewProfile(j, c, o.Copies)
 	if err != nil {
 		return nil, err
+	}
+	count := int64(0)
+	for k := range j.Tensors {
+		count += (j.Tensors[k].Elements + elements - 1) / elements
+	}
+	if count > maxSlices {
+		return nil, fmt.Errorf("slices of %d elements make %d of this job's gradients, more than %d: choose larger ones", elements, count, maxSlices)
 	}
 	s := &schedule{job: j, cluster: c, profile: p}
 	for rank, k := range p.Use {
