@@ -25,17 +25,16 @@ type Policy struct {
 
 // Options of all policies; each reads its own. Zero means the published default.
 type Options struct {
-	FirstBucket, Bucket int64       // ddp: bucket limits, bytes
-	Fusion              int64       // horovod: fusion threshold, bytes
-	Cycle               float64     // horovod: cycle time, microseconds
-	InFlight            int         // transfers in flight on a link; default 1
-	Slice               int64       // p3: elements of a slice
-	Partition           int64       // bytescheduler: elements of a partition; 0 with Credit 0: tuned
-	Credit              int64       // bytescheduler: credit, bytes
-	Group               int64       // dear: bytes of a group; 0: tuned
-	Unit                int64       // us-byte: elements of a unit; 0: tuned
-	Limits              plan.Limits // deft: what delay it may use; zero: none
-	Copies              bool        // keep the recorded library's copies into and out of buckets
+	FirstBucket, Bucket int64   // ddp: bucket limits, bytes
+	Fusion              int64   // horovod: fusion threshold, bytes
+	Cycle               float64 // horovod: cycle time, microseconds
+	InFlight            int     // transfers in flight on a link; default 1
+	Slice               int64   // p3: elements of a slice
+	Partition           int64   // bytescheduler: elements of a partition; 0 with Credit 0: tuned
+	Credit              int64   // bytescheduler: credit, bytes
+	Group               int64   // dear: bytes of a group; 0: tuned
+	Unit                int64   // us-byte: elements of a unit; 0: tuned
+	Copies              bool    // keep the recorded library's copies into and out of buckets
 }
 
 // WithDefaults fills in what is zero.
@@ -60,9 +59,6 @@ type Profile struct {
 	// Forward is from the start of the iteration to that of the backward pass,
 	// Backward from there to the last gradient.
 	Forward, Backward float64
-	// Collectives are when the job's own are issued, from the start of the
-	// backward pass: negative in forward.
-	Collectives []float64
 }
 
 // NewProfile measures j on c.
@@ -109,9 +105,6 @@ func NewProfile(j *job.Job, c *cluster.Cluster, copies bool) (*Profile, error) {
 		for _, o := range s.Tensors[k].Readers {
 			p.Read[k] = min(p.Read[k], start[o]*scale)
 		}
-	}
-	for i := range s.Collectives {
-		p.Collectives = append(p.Collectives, latest(s.Collectives[i].After))
 	}
 	slices.SortStableFunc(p.Order, func(a, b job.TensorID) int {
 		return cmp.Or(cmp.Compare(p.Ready[a], p.Ready[b]), cmp.Compare(b, a))

@@ -16,7 +16,7 @@ func newPolicies(c *cli.Console) *cobra.Command {
 	}
 	asJSON := jsonFlag(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
-		return c.Print(view.Policies(all.Every()), *asJSON)
+		return c.Print(view.Policies(all.Policies()), *asJSON)
 	}
 	return cmd
 }

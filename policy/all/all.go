@@ -7,28 +7,20 @@ import (
 
 	"weft/policy"
 	"weft/policy/dear"
-	"weft/policy/deft"
 	"weft/policy/fusion"
 	"weft/policy/priority"
 	"weft/policy/usbyte"
 )
 
-// Policies lists the synchronous policies, plainest first.
+// Policies lists every policy, plainest first.
 func Policies() []policy.Policy {
 	return []policy.Policy{fusion.Recorded, fusion.WFBP, fusion.DDP, fusion.Horovod, fusion.MGWFBP, fusion.MGWFBPExact, fusion.ASCWFBP, priority.P3, priority.ByteScheduler, usbyte.USByte, dear.DeAR}
 }
 
-// Delayed lists the policies whose plans delay updates. They are not compared
-// with the others: their bound is another one.
-func Delayed() []policy.Policy { return []policy.Policy{deft.DeFT} }
-
-// Every lists all policies.
-func Every() []policy.Policy { return append(Policies(), Delayed()...) }
-
 // Lookup finds a policy by name.
 func Lookup(name string) (policy.Policy, error) {
 	var names []string
-	for _, p := range Every() {
+	for _, p := range Policies() {
 		if p.Name == name {
 			return p, nil
 		}
