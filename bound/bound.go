@@ -107,15 +107,17 @@ func network(c *cluster.Cluster) (alpha, beta float64, err error) {
 	type medium struct{ sum, fastest, work float64 }
 	media := map[string]*medium{}
 	alpha = math.Inf(1)
+	free := false // a link takes no time a byte
 	for l := range c.Links {
 		a, b, err := linkCost(c, l)
 		if err != nil {
 			return 0, 0, err
 		}
-		if b == 0 {
-			return min(alpha, a), 0, nil
-		}
 		alpha = min(alpha, a)
+		if b == 0 {
+			free = true
+			continue
+		}
 		name := c.Links[l].Medium
 		if name == "" || c.Links[l].Bandwidth == 0 {
 			name = fmt.Sprintf("\x00%d", l)
@@ -130,6 +132,9 @@ func network(c *cluster.Cluster) (alpha, beta float64, err error) {
 		m.sum += 1 / b
 		m.fastest = max(m.fastest, c.Links[l].Bandwidth)
 		m.work = min(m.work, b*c.Links[l].Bandwidth)
+	}
+	if free {
+		return alpha, 0, nil
 	}
 	var rate float64
 	for _, m := range media {

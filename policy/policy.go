@@ -28,7 +28,7 @@ type Options struct {
 	FirstBucket, Bucket int64   // ddp: bucket limits, bytes
 	Fusion              int64   // horovod: fusion threshold, bytes
 	Cycle               float64 // horovod: cycle time, microseconds
-	InFlight            int     // transfers in flight on a link; default 1
+	InFlight            int     // policies behind a barrier: transfers in flight on a link; default 1
 	Slice               int64   // p3: elements of a slice
 	Partition           int64   // bytescheduler: elements of a partition; 0 with Credit 0: tuned
 	Credit              int64   // bytescheduler: credit, bytes

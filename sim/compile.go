@@ -136,6 +136,10 @@ const nsPerUs = 1000
 
 func ns(us float64) float64 { return math.Round(us * nsPerUs) }
 
+// up rounds costs of transfers up, so that slicing never gains by rounding; what
+// is a whole number but for floating point stays it.
+func up(us float64) float64 { return math.Ceil(us*nsPerUs - 1e-6) }
+
 // compile checks that job, cluster and plan fit together and lays them out.
 func compile(j *job.Job, c *cluster.Cluster, p *plan.Plan) (*program, error) {
 	if err := c.Validate(); err != nil {
@@ -339,7 +343,7 @@ func (b *builder) transfer(p *plan.Plan, c *cluster.Cluster, l, i int, renumber 
 	if err != nil {
 		return err
 	}
-	t.alpha, t.wire = ns(cost.Alpha), ns(cost.Wire)
+	t.alpha, t.wire = up(cost.Alpha), up(cost.Wire)
 	for _, g := range x.Gates {
 		switch g.Kind {
 		case plan.GradientReady:

@@ -46,7 +46,7 @@ const defaultPeriods = 12
 const (
 	maxOps   = 1 << 34 // ops run, over workers and iterations
 	maxSpans = 1 << 26 // of a timeline
-	maxTable = 1 << 26 // ops of a period; transfers of a run
+	maxTable = 1 << 24 // ops of a period; transfers of a run
 )
 
 // Run executes the plan p of job j on cluster c. With p nil it replays the

@@ -194,7 +194,7 @@ func (f *PolicyFlags) Register(fs *pflag.FlagSet) {
 	fs.Var(quantity[int64]{&o.Credit, cluster.ParseSize}, "credit", "bytescheduler: credit, a `size` (default: searched for)")
 	fs.Int64Var(&o.Unit, "unit", 0, "us-byte: `elements` of a unit (default: searched for)")
 	fs.Var(quantity[int64]{&o.Group, cluster.ParseSize}, "group", "dear: `size` of a group (default: searched for)")
-	fs.IntVar(&o.InFlight, "in-flight", 1, "`number` of transfers at once on a link")
+	fs.IntVar(&o.InFlight, "in-flight", 1, "policies behind a barrier: `number` of transfers at once on a link")
 	fs.BoolVar(&o.Copies, "copies", false, "plans copy gradients into buckets and out, as recorded (default: reduce in place)")
 }
 
@@ -203,6 +203,9 @@ var reader = map[string]string{
 	"bucket": "ddp", "first-bucket": "ddp", "fusion": "horovod", "cycle": "horovod",
 	"slice": "p3", "partition": "bytescheduler", "credit": "bytescheduler", "unit": "us-byte", "group": "dear",
 }
+
+// crossing names the policies that choose for themselves how much is in flight.
+var crossing = []string{"p3", "bytescheduler", "us-byte", "dear"}
 
 // Check reports what is wrong with the flags. policy is the only one that they
 // are for, or "" if they are for all.
@@ -220,6 +223,9 @@ func (f *PolicyFlags) Check(fs *pflag.FlagSet, policy string) error {
 	}
 	if policy == "" {
 		return nil
+	}
+	if fs.Changed("in-flight") && slices.Contains(crossing, policy) {
+		return Usagef("--in-flight is for policies behind a barrier, not %s", policy)
 	}
 	for _, name := range slices.Sorted(maps.Keys(reader)) {
 		if fs.Changed(name) && reader[name] != policy {

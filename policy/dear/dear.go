@@ -64,7 +64,7 @@ type model struct {
 	modules []module // in forward order
 }
 
-// module is the tensors that one op reads first.
+// module is the tensors of one element type that one op reads first.
 type module struct {
 	reader  job.OpID
 	tensors []job.TensorID
@@ -91,7 +91,7 @@ func newModel(j *job.Job, c *cluster.Cluster, o policy.Options) (*model, error) 
 			continue // policy.Crossing refuses the job
 		}
 		n := len(d.modules)
-		if n == 0 || d.modules[n-1].reader != t.Readers[0] {
+		if n == 0 || d.modules[n-1].reader != t.Readers[0] || j.Tensors[d.modules[n-1].tensors[0]].Grad != t.Grad {
 			d.modules = append(d.modules, module{reader: t.Readers[0]})
 			n++
 		}
@@ -107,11 +107,7 @@ func (d *model) groups(size int64) ([]group, error) {
 	var out []group
 	for _, m := range d.modules {
 		n := len(out)
-		like := func() bool {
-			first := d.job.Tensors[out[n-1].tensors[0]].Grad
-			return !slices.ContainsFunc(m.tensors, func(k job.TensorID) bool { return d.job.Tensors[k].Grad != first })
-		}
-		if n == 0 || out[n-1].bytes+m.bytes > size || !like() {
+		if n == 0 || out[n-1].bytes+m.bytes > size || d.job.Tensors[out[n-1].tensors[0]].Grad != d.job.Tensors[m.tensors[0]].Grad {
 			out = append(out, group{read: d.profile.Read[m.tensors[0]]})
 			n++
 		}

@@ -1,6 +1,7 @@
 // Package fusion holds the policies that all-reduce gradients in the order in
 // which they become ready, fused or not, behind a barrier at the optimizer
-// step: WFBP, PyTorch DDP's buckets, Horovod's tensor fusion and MG-WFBP.
+// step: the recorded buckets, WFBP, PyTorch DDP's buckets, Horovod's tensor
+// fusion, MG-WFBP and ASC-WFBP.
 package fusion
 
 import (

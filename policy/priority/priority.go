@@ -5,6 +5,7 @@
 package priority
 
 import (
+	"cmp"
 	"container/heap"
 	"fmt"
 	"slices"
@@ -127,16 +128,7 @@ func newSchedule(j *job.Job, c *cluster.Cluster, o policy.Options, elements int6
 			s.slices = append(s.slices, x)
 		}
 	}
-	slices.SortStableFunc(s.byReady, func(a, b int) int {
-		x, y := &s.slices[a], &s.slices[b]
-		switch {
-		case x.ready < y.ready:
-			return -1
-		case x.ready > y.ready:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(s.byReady, func(a, b int) int { return cmp.Compare(s.slices[a].ready, s.slices[b].ready) })
 	s.done = make([]float64, len(s.slices))
 	return s, nil
 }

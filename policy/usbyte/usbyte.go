@@ -3,6 +3,7 @@
 package usbyte
 
 import (
+	"fmt"
 	"math"
 	"slices"
 
@@ -30,7 +31,14 @@ var USByte = policy.Policy{
 		if err != nil {
 			return nil, err
 		}
-		units := []int64{o.Unit}
+		if n := len(j.Tensors); n > maxTensors {
+			return nil, fmt.Errorf("%w: us-byte's search grows with the cube of the tensors, and the job has %d, more than %d", policy.ErrUnsuitable, n, maxTensors)
+		}
+		largest := int64(1)
+		for k := range j.Tensors {
+			largest = max(largest, j.Tensors[k].Elements)
+		}
+		units := []int64{min(o.Unit, largest)}
 		if o.Unit <= 0 {
 			units = []int64{1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22}
 		}
@@ -45,6 +53,9 @@ var USByte = policy.Policy{
 		return best.plan(j, c, o)
 	},
 }
+
+// maxTensors is where the search takes some seconds.
+const maxTensors = 1000
 
 // model is one unit size. Layers are numbered from 0 in forward order, taken
 // from the order in which their gradients become ready, the last first.
