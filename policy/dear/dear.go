@@ -118,13 +118,15 @@ func (d *model) groups(size int64) ([]group, error) {
 		}
 	}
 	for i := range out {
-		for kind, to := range map[cluster.Kind]*float64{cluster.ReduceScatter: &out[i].scatter, cluster.AllGather: &out[i].gather} {
-			cost, err := d.cluster.Cost(0, kind, out[i].bytes)
-			if err != nil {
-				return nil, err
-			}
-			*to = cost.Total()
+		scatter, err := d.cluster.Cost(0, cluster.ReduceScatter, out[i].bytes)
+		if err != nil {
+			return nil, err
 		}
+		gather, err := d.cluster.Cost(0, cluster.AllGather, out[i].bytes)
+		if err != nil {
+			return nil, err
+		}
+		out[i].scatter, out[i].gather = scatter.Total(), gather.Total()
 	}
 	return out, nil
 }

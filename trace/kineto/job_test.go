@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"math"
 	"os"
@@ -24,7 +23,6 @@ import (
 	"weft/policy/all"
 	"weft/policy/fusion"
 
-	"github.com/klauspost/compress/gzip"
 	"pgregory.net/rapid"
 )
 
@@ -1281,18 +1279,7 @@ func TestFlows(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			z, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			r, err := gzip.NewReader(bytes.NewReader(z))
-			if err != nil {
-				t.Fatal(err)
-			}
-			data, err := io.ReadAll(r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			_, data := unzipped(t, path)
 			stripped := number.ReplaceAll(data, nil)
 			if bytes.Contains(stripped, []byte("Sequence number")) {
 				t.Fatal("some sequence numbers are left")

@@ -662,25 +662,31 @@ func shared() string {
 	return file
 }
 
+// unzipped reads a gzip file: as it is stored, and what it holds.
+func unzipped(t *testing.T, path string) (stored, data []byte) {
+	t.Helper()
+	stored, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := gzip.NewReader(bytes.NewReader(stored))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if data, err = io.ReadAll(r); err != nil {
+		t.Fatal(err)
+	}
+	return stored, data
+}
+
 func TestReadRecorded(t *testing.T) {
 	files := traces(t)
 	if len(files) == 0 {
-		t.Skip("no recorded traces: neither testdata/traces nor the shared data (WEFT_SHARED) is there")
+		t.Fatal("no recorded traces in testdata/traces")
 	}
 	for _, file := range files {
 		t.Run(filepath.Base(filepath.Dir(file))+"/"+filepath.Base(file), func(t *testing.T) {
-			z, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			r, err := gzip.NewReader(bytes.NewReader(z))
-			if err != nil {
-				t.Fatal(err)
-			}
-			data, err := io.ReadAll(r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			z, data := unzipped(t, file)
 			if _, err := Read(context.Background(), bytes.NewReader(z), ReadOptions{Name: file}); err != nil {
 				t.Fatal(err)
 			}
