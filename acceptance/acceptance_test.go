@@ -97,7 +97,7 @@ func predict(t *testing.T, a, b recording, c *cluster.Cluster) float64 {
 	t.Helper()
 	var slower float64
 	for rank := range a.jobs {
-		source, err := fusion.Recorded.Build(b.jobs[rank], c, policy.Options{InFlight: 2, Copies: true})
+		source, err := fusion.Recorded.Build(context.Background(), b.jobs[rank], c, policy.Options{InFlight: 2, Copies: true})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -134,7 +134,7 @@ func evaluate(ctx context.Context, j *job.Job, c *cluster.Cluster, o Options) (r
 		all.Go(func() {
 			turns <- struct{}{}
 			defer func() { <-turns }()
-			built, err := p.Build(j, c, o.Policy)
+			built, err := p.Build(ctx, j, c, o.Policy)
 			if err != nil {
 				refusals[i] = err
 			} else {

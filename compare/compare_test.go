@@ -110,7 +110,7 @@ func TestProgress(t *testing.T) {
 }
 
 // A policy that refuses, one whose plan forgets a gradient, one that is fine.
-func made(name string, build func(*job.Job, *cluster.Cluster, policy.Options) (*plan.Plan, error)) policy.Policy {
+func made(name string, build func(context.Context, *job.Job, *cluster.Cluster, policy.Options) (*plan.Plan, error)) policy.Policy {
 	return policy.Policy{Name: name, Build: build}
 }
 
@@ -118,7 +118,9 @@ func TestRefusals(t *testing.T) {
 	j, c, o := example()
 	j.Notes = []string{"sizes are invented"}
 	broken := errors.New("not for global updates")
-	refuses := made("refuses", func(*job.Job, *cluster.Cluster, policy.Options) (*plan.Plan, error) { return nil, broken })
+	refuses := made("refuses", func(context.Context, *job.Job, *cluster.Cluster, policy.Options) (*plan.Plan, error) {
+		return nil, broken
+	})
 	fine, err := all.Lookup("wfbp")
 	if err != nil {
 		t.Fatal(err)
@@ -149,8 +151,8 @@ func TestWrongPlan(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Policies = []policy.Policy{fine, made("forgets", func(j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
-		p, err := fine.Build(j, c, o)
+	o.Policies = []policy.Policy{fine, made("forgets", func(ctx context.Context, j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
+		p, err := fine.Build(ctx, j, c, o)
 		p.Programs[0].Transfers = p.Programs[0].Transfers[1:]
 		return p, err
 	})}

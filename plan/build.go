@@ -69,8 +69,9 @@ func (p *Plan) AllReduce(link int, b Bucket) int {
 // AddCollectives inserts the job's own collectives, once an iteration, into
 // the program of the first link, each before the first transfer that is
 // released no sooner in a stall-free execution of the job; those that follow
-// the barrier come last. Call it when all other transfers are in place: gates
-// that refer to positions in that program are adjusted.
+// the barrier come last. Those that the program has already stay where they
+// are. Call it when all other transfers are in place: gates that refer to
+// positions in that program are adjusted.
 //
 // It returns an error when the job cannot be executed or the plan has no link.
 func (p *Plan) AddCollectives(j *job.Job) error { return p.AddCollectivesAmong(j, math.MaxInt) }
@@ -105,7 +106,11 @@ func (p *Plan) AddCollectivesAmong(j *job.Job, early int) error {
 	}
 	var own, added []entry
 	var latest instant
+	placed := map[[2]int]bool{} // collective, iteration: already in the program
 	for i, t := range p.Programs[0].Transfers {
+		if t.Bucket < 0 {
+			placed[[2]int{t.Collective, t.Iteration}] = true
+		}
 		latest = later(latest, at.transfer(&t)) // in-order dispatch
 		if i >= early {
 			latest = instant{1, float64(i)}
@@ -119,6 +124,9 @@ func (p *Plan) AddCollectivesAmong(j *job.Job, early int) error {
 	}
 	for i := range p.Period {
 		for c := range s.Collectives {
+			if placed[[2]int{c, i}] {
+				continue
+			}
 			x := &s.Collectives[c]
 			kind, err := cluster.ParseKind(x.Kind)
 			if err != nil {

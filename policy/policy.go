@@ -5,6 +5,7 @@ package policy
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -20,21 +21,34 @@ type Policy struct {
 	Name  string // as in --policy
 	Title string // one line: what it does
 	Paper string // where it comes from
-	Build func(j *job.Job, c *cluster.Cluster, o Options) (*plan.Plan, error)
+	Class Class
+	// Build makes the plan. A policy that searches stops when ctx ends.
+	Build func(ctx context.Context, j *job.Job, c *cluster.Cluster, o Options) (*plan.Plan, error)
 }
+
+// Class tells which plans a policy builds, and so which lower bound they have
+// and what they may be ranked with.
+type Class uint8
+
+const (
+	Synchronous Class = iota // reduces among workers, delay 0
+	Delayed                  // reduces among workers, within Options.Limits
+	Servers                  // pushes to and pulls from parameter servers
+)
 
 // Options of all policies; each reads its own. Zero means the published default.
 type Options struct {
-	FirstBucket, Bucket int64   // ddp: bucket limits, bytes
-	Fusion              int64   // horovod: fusion threshold, bytes
-	Cycle               float64 // horovod: cycle time, microseconds
-	InFlight            int     // policies behind a barrier: transfers in flight on a link; default 1
-	Slice               int64   // p3: elements of a slice
-	Partition           int64   // bytescheduler: elements of a partition; 0 with Credit 0: tuned
-	Credit              int64   // bytescheduler: credit, bytes
-	Group               int64   // dear: bytes of a group; 0: tuned
-	Unit                int64   // us-byte: elements of a unit; 0: tuned
-	Copies              bool    // keep the recorded library's copies into and out of buckets
+	FirstBucket, Bucket int64       // ddp: bucket limits, bytes
+	Fusion              int64       // horovod: fusion threshold, bytes
+	Cycle               float64     // horovod: cycle time, microseconds
+	InFlight            int         // policies behind a barrier: transfers in flight on a link; default 1
+	Slice               int64       // p3: elements of a slice
+	Partition           int64       // bytescheduler: elements of a partition; 0 with Credit 0: tuned
+	Credit              int64       // bytescheduler: credit, bytes
+	Group               int64       // dear: bytes of a group; 0: tuned
+	Unit                int64       // us-byte: elements of a unit; 0: tuned
+	Limits              plan.Limits // what delay a policy may use; the zero value is plan.DefaultLimits
+	Copies              bool        // keep the recorded library's copies into and out of buckets
 }
 
 // WithDefaults fills in what is zero.
@@ -45,6 +59,9 @@ func (o Options) WithDefaults() Options {
 	o.Cycle = cmp.Or(o.Cycle, 1000)
 	o.InFlight = cmp.Or(o.InFlight, 1)
 	o.Slice = cmp.Or(o.Slice, 40_000)
+	if o.Limits == (plan.Limits{}) {
+		o.Limits = plan.DefaultLimits
+	}
 	return o
 }
 
@@ -59,6 +76,9 @@ type Profile struct {
 	// Forward is from the start of the iteration to that of the backward pass,
 	// Backward from there to the last gradient.
 	Forward, Backward float64
+	// Collectives are when the job's own are issued, from the start of the
+	// backward pass: negative in forward.
+	Collectives []float64
 }
 
 // NewProfile measures j on c.
@@ -105,6 +125,9 @@ func NewProfile(j *job.Job, c *cluster.Cluster, copies bool) (*Profile, error) {
 		for _, o := range s.Tensors[k].Readers {
 			p.Read[k] = min(p.Read[k], start[o]*scale)
 		}
+	}
+	for i := range s.Collectives {
+		p.Collectives = append(p.Collectives, latest(s.Collectives[i].After))
 	}
 	slices.SortStableFunc(p.Order, func(a, b job.TensorID) int {
 		return cmp.Or(cmp.Compare(p.Ready[a], p.Ready[b]), cmp.Compare(b, a))

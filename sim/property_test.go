@@ -28,7 +28,7 @@ func slack(j *job.Job) float64 { return 0.002 * float64(len(j.Ops)+4*len(j.Tenso
 
 // simulate returns nil where the policy does not suit the job.
 func simulate(t *rapid.T, j *job.Job, c *cluster.Cluster, p policy.Policy, o policy.Options, so sim.Options) *sim.Result {
-	pl, err := p.Build(j, c, o)
+	pl, err := p.Build(context.Background(), j, c, o)
 	if errors.Is(err, policy.ErrUnsuitable) {
 		return nil
 	}
@@ -61,7 +61,7 @@ func TestEveryPlanIsLegal(t *testing.T) {
 		}
 		o := options(t)
 		for _, pol := range all.Policies() {
-			p, err := pol.Build(j, c, o)
+			p, err := pol.Build(context.Background(), j, c, o)
 			if errors.Is(err, policy.ErrUnsuitable) {
 				continue
 			}
@@ -211,7 +211,7 @@ func BenchmarkThousandWorkers(b *testing.B) {
 	for r := range c.World() {
 		c.Workers = append(c.Workers, cluster.Worker{Rank: r, Scale: 1 + float64(r)/5000, Jitter: 0.05})
 	}
-	p, err := fusion.DDP.Build(j, c, policy.Options{})
+	p, err := fusion.DDP.Build(context.Background(), j, c, policy.Options{})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -232,7 +232,7 @@ func BenchmarkFourPolicies(b *testing.B) {
 			b.Fatal(err)
 		}
 		for _, pol := range []policy.Policy{fusion.WFBP, fusion.DDP, fusion.Horovod, fusion.MGWFBP} {
-			p, err := pol.Build(j, c, policy.Options{})
+			p, err := pol.Build(context.Background(), j, c, policy.Options{})
 			if err != nil {
 				b.Fatal(err)
 			}

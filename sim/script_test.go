@@ -139,7 +139,7 @@ func (s *script) plan(d *datadriven.TestData) (*plan.Plan, error) {
 		if err != nil {
 			return nil, err
 		}
-		return pol.Build(s.job, s.cluster, o)
+		return pol.Build(context.Background(), s.job, s.cluster, o)
 	}
 	return s.scriptedPlan(d)
 }

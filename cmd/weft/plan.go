@@ -48,7 +48,7 @@ writes it to a file or, without -o, to the standard output.`,
 		if err != nil {
 			return err
 		}
-		p, err := chosen.Build(j, on, policies.Options)
+		p, err := chosen.Build(ctx, j, on, policies.Options)
 		if err != nil {
 			return err
 		}

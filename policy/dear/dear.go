@@ -4,6 +4,7 @@ package dear
 
 import (
 	"cmp"
+	"context"
 	"math"
 	"slices"
 
@@ -24,7 +25,7 @@ var DeAR = policy.Policy{
 	Name:  "dear",
 	Title: "DeAR: reduce-scatter in backward, all-gather in the next forward",
 	Paper: "DeAR (ICDCS 2023, arXiv 2302.12445)",
-	Build: func(j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
+	Build: func(_ context.Context, j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
 		d, err := newModel(j, c, o)
 		if err != nil {
 			return nil, err

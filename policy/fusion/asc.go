@@ -1,6 +1,7 @@
 package fusion
 
 import (
+	"context"
 	"weft/cluster"
 	"weft/job"
 	"weft/plan"
@@ -14,9 +15,9 @@ var ASCWFBP = policy.Policy{
 	Name:  "asc-wfbp",
 	Title: "ASC-WFBP: merge while the link is busy, two all-reduces in flight",
 	Paper: "Exploiting Simultaneous Communications (INFOCOM 2021)",
-	Build: func(j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
+	Build: func(ctx context.Context, j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
 		o.InFlight = max(o.InFlight, 2)
-		return build("asc-wfbp", merged(whileBusy))(j, c, o)
+		return build("asc-wfbp", merged(whileBusy))(ctx, j, c, o)
 	},
 }
 

@@ -6,6 +6,7 @@ package fusion
 
 import (
 	"cmp"
+	"context"
 	"math"
 	"slices"
 
@@ -130,8 +131,8 @@ func fuse(j *job.Job, queue []job.TensorID, threshold int64) [][]job.TensorID {
 }
 
 // build wraps a grouping rule into a policy.
-func build(name string, sends func(*job.Job, *cluster.Cluster, *policy.Profile, policy.Options) ([]policy.Send, error)) func(*job.Job, *cluster.Cluster, policy.Options) (*plan.Plan, error) {
-	return func(j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
+func build(name string, sends func(*job.Job, *cluster.Cluster, *policy.Profile, policy.Options) ([]policy.Send, error)) func(context.Context, *job.Job, *cluster.Cluster, policy.Options) (*plan.Plan, error) {
+	return func(_ context.Context, j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
 		o = o.WithDefaults()
 		p, err := policy.NewProfile(j, c, o.Copies)
 		if err != nil {

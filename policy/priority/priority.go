@@ -7,6 +7,7 @@ package priority
 import (
 	"cmp"
 	"container/heap"
+	"context"
 	"fmt"
 	"slices"
 
@@ -23,7 +24,7 @@ var P3 = policy.Policy{
 	Name:  "p3",
 	Title: "P3: slices of 40,000 elements, the most urgent first",
 	Paper: "Priority-based Parameter Propagation (MLSys 2019, arXiv 1905.03960)",
-	Build: func(j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
+	Build: func(_ context.Context, j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
 		s, err := newSchedule(j, c, o, o.WithDefaults().Slice)
 		if err != nil {
 			return nil, err
@@ -40,7 +41,7 @@ var ByteScheduler = policy.Policy{
 	Name:  "bytescheduler",
 	Title: "ByteScheduler: partitions, the most urgent first, within a credit",
 	Paper: "A Generic Communication Scheduler (SOSP 2019)",
-	Build: func(j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
+	Build: func(_ context.Context, j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
 		if o.Partition > 0 && o.Credit > 0 {
 			s, err := newSchedule(j, c, o, o.Partition)
 			if err != nil {

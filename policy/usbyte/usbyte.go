@@ -3,6 +3,7 @@
 package usbyte
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"slices"
@@ -22,7 +23,7 @@ var USByte = policy.Policy{
 	Name:  "us-byte",
 	Title: "US-Byte: unequal blocks, cut where the next gradient becomes ready",
 	Paper: "US-Byte (IEEE TPDS 2023, DOI 10.1109/TPDS.2023.3331372)",
-	Build: func(j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
+	Build: func(_ context.Context, j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
 		p, err := policy.NewProfile(j, c, o.Copies)
 		if err != nil {
 			return nil, err

@@ -297,7 +297,7 @@ func TestMicroBatchesReducedEach(t *testing.T) {
 		t.Errorf("notes %q lack %q", j.Notes, want)
 	}
 	c := cluster.Uniform(2, 1, cluster.Link{Name: "net", Bandwidth: 1e9})
-	p, err := fusion.Recorded.Build(j, c, policy.Options{})
+	p, err := fusion.Recorded.Build(context.Background(), j, c, policy.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -555,7 +555,7 @@ func TestTwoStreams(t *testing.T) {
 	}
 	c := &cluster.Cluster{Nodes: 2, PerNode: 1, Links: []cluster.Link{{Name: "eth", Latency: 10, Bandwidth: 1e10}}}
 	for _, x := range all.Policies() {
-		p, err := x.Build(j, c, policy.Options{})
+		p, err := x.Build(context.Background(), j, c, policy.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
