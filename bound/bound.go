@@ -11,6 +11,7 @@ import (
 
 	"weft/cluster"
 	"weft/job"
+	"weft/plan"
 )
 
 // Bound is a lower bound on the time of an iteration, microseconds.
@@ -23,20 +24,30 @@ type Bound struct {
 	Why string
 }
 
-// Synchronous bounds every synchronous plan (delay 0, an update each iteration)
-// that keeps the recorded compute order and reduces by all-reduce, or by
-// reduce-scatter and all-gather, over any of the cluster's links: Δ_any of
-// section 0.4 of the algorithms, on longest paths.
-//
-// Take a set S of tensors and an op X. No transfer of S starts before the
-// earliest gradient of S is ready, A after the start of X at least; together
-// they take alpha + beta·bytes(S); and from the completion of the last of them
-// to the next X at least D passes, the shortest of the longest paths from a
-// reader of a tensor in S to X. So an iteration takes no less than
-// D + A + alpha + beta·bytes(S). X is tried as the first backward op of each lane.
+// Synchronous bounds every synchronous plan: it is Within for
+// plan.DefaultLimits, Δ_any of section 0.4 of the algorithms, on longest paths.
 func Synchronous(j *job.Job, c *cluster.Cluster) (Bound, error) {
+	return Within(j, c, plan.DefaultLimits)
+}
+
+// Within bounds every plan within limits that keeps the recorded compute order
+// and reduces by all-reduce, or by reduce-scatter and all-gather, over any of
+// the cluster's links. It is the largest of three times: computation alone, the
+// bytes that the links must move at the least update rate, and both around a
+// cycle.
+//
+// The cycle: take a set S of tensors and an op X. No transfer of a generation
+// starts before the earliest gradient of S is ready in its last iteration, A
+// after the start of X at least; together those of S take alpha +
+// beta·bytes(S); and from the completion of the last of them to the next X at
+// least D passes, the shortest of the longest paths from a reader of a tensor in
+// S to X. With a delay of at most d that X is at most d+1 iterations later, so
+// these take no less than D + A + alpha + beta·bytes(S). X is tried as the first
+// backward op of each lane.
+func Within(j *job.Job, c *cluster.Cluster, l plan.Limits) (Bound, error) {
 	s, _ := j.Strip(false)
-	busy := stay(s)
+	p := paceOf(l)
+	busy := stay(s, p.rate)
 	g, err := newGraph(s)
 	if err != nil {
 		return Bound{}, err
@@ -48,7 +59,7 @@ func Synchronous(j *job.Job, c *cluster.Cluster) (Bound, error) {
 	}
 	var b Bound
 	for l := range s.Lanes {
-		if t := factor * max(busy[l], g.round(job.LaneID(l))); t > b.Compute {
+		if t := factor * max(busy[l], g.round(g.first[l])); t > b.Compute {
 			b = Bound{t, t, fmt.Sprintf("lane %s, and what it waits for, computes all the time", s.Lanes[l].Name)}
 		}
 	}
@@ -56,27 +67,29 @@ func Synchronous(j *job.Job, c *cluster.Cluster) (Bound, error) {
 	if err != nil {
 		return Bound{}, err
 	}
-	if t := beta * float64(s.Bytes()); t > b.Time {
-		b.Time, b.Why = t, "the links transfer all the time"
+	if t := p.rate * beta * float64(s.Bytes()); t > b.Time {
+		b.Time, b.Why = t, "the links transfer all the time"+p.atRate()
 	}
 	for l := range s.Lanes {
 		x := g.pivot(l)
 		if x < 0 {
 			continue
 		}
-		if t, first, last := g.worst(x, factor, alpha, beta); t > b.Time {
+		once, first, last := g.worst(x, factor, alpha, beta)
+		if t := p.around(once, factor*g.round(x)); t > b.Time {
 			b.Time = t
-			b.Why = fmt.Sprintf("no gradient up to %s is ready earlier, and no layer from %s on can start before they are reduced",
-				s.Tensors[first].Name, s.Tensors[last].Name)
+			b.Why = fmt.Sprintf("no gradient up to %s is ready earlier, and no layer from %s on can start%s before they are reduced",
+				s.Tensors[first].Name, s.Tensors[last].Name, p.within())
 		}
 	}
 	return b, nil
 }
 
 // stay takes update ops out of the job's times, because a plan may move them: to
-// the lane of a reader, in front of it. It returns the time that each lane is
-// busy in any plan: with the updates of tensors that it alone reads.
-func stay(j *job.Job) []float64 {
+// the lane of a reader, in front of it. It returns the time an iteration that
+// each lane is busy in any plan: with the updates, at the given rate, of tensors
+// that it alone reads.
+func stay(j *job.Job, rate float64) []float64 {
 	moves := make([]bool, len(j.Ops))
 	updates := make([]bool, len(j.Ops))
 	for k := range j.Tensors {
@@ -91,8 +104,11 @@ func stay(j *job.Job) []float64 {
 	busy := make([]float64, len(j.Lanes))
 	for o := range j.Ops {
 		x := &j.Ops[o]
-		if !moves[o] {
+		switch {
+		case !updates[o]:
 			busy[x.Lane] += x.Time
+		case !moves[o]:
+			busy[x.Lane] += rate * x.Time
 		}
 		if updates[o] {
 			x.Time = 0
@@ -241,14 +257,14 @@ func (g *graph) before(o job.OpID) []job.OpID {
 	return deps
 }
 
-// round is the longest path from the first op of a lane to the same op of the
-// next iteration: within the iteration to the end of some lane, which then goes
-// on with its own first op. Along the lane itself it is the lane's busy time.
-func (g *graph) round(lane job.LaneID) float64 {
-	if g.first[lane] < 0 {
+// round is the longest path from an op to the same op of the next iteration:
+// within the iteration to the end of some lane, which then goes on with its own
+// first op. Along the op's lane it is the lane's busy time.
+func (g *graph) round(x job.OpID) float64 {
+	if x < 0 {
 		return 0
 	}
-	from, to := g.paths(g.first[lane])
+	from, to := g.paths(x)
 	longest := 0.0
 	for l, last := range g.last {
 		if last >= 0 {
