@@ -45,8 +45,27 @@ func Synchronous(j *job.Job, c *cluster.Cluster) (Bound, error) {
 // these take no less than D + A + alpha + beta·bytes(S). X is tried as the first
 // backward op of each lane.
 func Within(j *job.Job, c *cluster.Cluster, l plan.Limits) (Bound, error) {
+	alpha, beta, err := network(c, func(l int) (float64, float64, error) { return linkCost(c, l) })
+	if err != nil {
+		return Bound{}, err
+	}
+	return every(j, c, paceOf(l), traffic{beta, []line{{alpha, beta}}})
+}
+
+// traffic is what moving gradients takes at least, for plans of one class.
+type traffic struct {
+	wire float64 // microseconds of the links, all together, for a byte
+	// From the first transfer of a set of tensors to the completion of their
+	// last no less passes than on any of these lines over their bytes.
+	lines []line
+}
+
+// line is alpha + beta·bytes, microseconds.
+type line struct{ alpha, beta float64 }
+
+// every bounds the plans of a pace and a traffic.
+func every(j *job.Job, c *cluster.Cluster, p pace, n traffic) (Bound, error) {
 	s, _ := j.Strip(false)
-	p := paceOf(l)
 	busy := stay(s, p.rate)
 	g, err := newGraph(s)
 	if err != nil {
@@ -63,11 +82,7 @@ func Within(j *job.Job, c *cluster.Cluster, l plan.Limits) (Bound, error) {
 			b = Bound{t, t, fmt.Sprintf("lane %s, and what it waits for, computes all the time", s.Lanes[l].Name)}
 		}
 	}
-	alpha, beta, err := network(c)
-	if err != nil {
-		return Bound{}, err
-	}
-	if t := p.rate * beta * float64(s.Bytes()); t > b.Time {
+	if t := p.rate * n.wire * float64(s.Bytes()); t > b.Time {
 		b.Time, b.Why = t, "the links transfer all the time"+p.atRate()
 	}
 	for l := range s.Lanes {
@@ -75,11 +90,13 @@ func Within(j *job.Job, c *cluster.Cluster, l plan.Limits) (Bound, error) {
 		if x < 0 {
 			continue
 		}
-		once, first, last := g.worst(x, factor, alpha, beta)
-		if t := p.around(once, factor*g.round(x)); t > b.Time {
-			b.Time = t
-			b.Why = fmt.Sprintf("no gradient up to %s is ready earlier, and no layer from %s on can start%s before they are reduced",
-				s.Tensors[first].Name, s.Tensors[last].Name, p.within())
+		for _, y := range n.lines {
+			once, first, last := g.worst(x, factor, y)
+			if t := p.around(once, factor*g.round(x)); t > b.Time {
+				b.Time = t
+				b.Why = fmt.Sprintf("no gradient up to %s is ready earlier, and no layer from %s on can start%s before they are reduced",
+					s.Tensors[first].Name, s.Tensors[last].Name, p.within())
+			}
 		}
 	}
 	return b, nil
@@ -118,14 +135,14 @@ func stay(j *job.Job, rate float64) []float64 {
 }
 
 // network is the smallest start-up, microseconds, and the smallest time a byte
-// that the cluster's links can reach together.
-func network(c *cluster.Cluster) (alpha, beta float64, err error) {
+// that the cluster's links can reach together, given those of each link.
+func network(c *cluster.Cluster, link func(l int) (alpha, beta float64, err error)) (alpha, beta float64, err error) {
 	type medium struct{ sum, fastest, work float64 }
 	media := map[string]*medium{}
 	alpha = math.Inf(1)
 	free := false // a link takes no time a byte
 	for l := range c.Links {
-		a, b, err := linkCost(c, l)
+		a, b, err := link(l)
 		if err != nil {
 			return 0, 0, err
 		}
@@ -286,7 +303,7 @@ func (g *graph) pivot(lane int) job.OpID {
 
 // worst maximises D + A + alpha + beta·bytes(S) over sets S of the form
 // {A_k >= a, D_k >= d}; no other set can be worse. first and last attain a and d.
-func (g *graph) worst(x job.OpID, factor, alpha, beta float64) (time float64, first, last job.TensorID) {
+func (g *graph) worst(x job.OpID, factor float64, y line) (time float64, first, last job.TensorID) {
 	type item struct {
 		k    job.TensorID
 		a, d float64
@@ -316,7 +333,7 @@ func (g *graph) worst(x job.OpID, factor, alpha, beta float64) (time float64, fi
 				continue
 			}
 			bytes += float64(g.job.Tensors[i.k].GradBytes())
-			if t := factor*(i.d+a.a) + alpha + beta*bytes; t > time {
+			if t := factor*(i.d+a.a) + y.alpha + y.beta*bytes; t > time {
 				time, first, last = t, a.k, i.k
 			}
 		}

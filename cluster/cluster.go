@@ -16,6 +16,15 @@ const (
 	Pull // merged gradients or new values from the parameter servers to all workers
 )
 
+// Sides of a port, which is full duplex: outgoing, incoming, or both.
+type Sides uint8
+
+const (
+	Out Sides = 1 << iota
+	In
+	Both = Out | In
+)
+
 // Algorithm is how the workers carry a collective out. It fixes the number of
 // latency steps and the bytes on the wire; see docs/cluster.md.
 type Algorithm uint8
@@ -95,6 +104,23 @@ type Cost struct{ Alpha, Wire float64 }
 
 // Total is the time of a lone transfer.
 func (c Cost) Total() float64 { return c.Alpha + c.Wire }
+
+// Sides are those of the workers' ports that a transfer of kind k keeps busy.
+// With servers on hosts of their own a push only leaves the workers and a pull
+// only reaches them, so that the two pass each other. Servers on the workers'
+// hosts share the ports, and each of their transfers goes both ways, as all
+// others do.
+func (c *Cluster) Sides(k Kind) Sides {
+	if c.Servers != nil && !c.Servers.Colocated {
+		switch k {
+		case Push:
+			return Out
+		case Pull:
+			return In
+		}
+	}
+	return Both
+}
 
 // World is the number of workers.
 func (c *Cluster) World() int { return c.Nodes * c.PerNode }

@@ -16,3 +16,14 @@ func (c *Cluster) WorkerFactor(rank int) (scale, jitter float64) {
 	}
 	return c.Scale, c.Jitter
 }
+
+// WithServers is the cluster if it has parameter servers, or else the same with
+// one server a node, on the workers' hosts: what no extra machine is needed for.
+func (c *Cluster) WithServers() *Cluster {
+	if c.Servers != nil {
+		return c
+	}
+	with := *c
+	with.Servers = &Servers{Count: c.Nodes, Colocated: true}
+	return &with
+}
