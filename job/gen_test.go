@@ -12,6 +12,7 @@ import (
 // then they point anywhere, and updates may come before reads.
 func genJob(t *rapid.T, wild bool) *Job {
 	j := &Job{Name: rapid.StringN(0, 5, -1).Draw(t, "name"), World: rapid.IntRange(0, 8).Draw(t, "world")}
+	j.Optimizer = rapid.Int64Range(0, 1<<40).Draw(t, "optimizer")
 	j.Mode = rapid.SampledFrom([]Mode{PerTensor, Global}).Draw(t, "mode")
 	compute := rapid.IntRange(1, 3).Draw(t, "compute lanes")
 	for l := range compute {
@@ -54,7 +55,7 @@ func genJob(t *rapid.T, wild bool) *Job {
 			Name: rapid.StringN(0, 3, -1).Draw(t, "op"), Phase: phase, Tensor: -1,
 			Lane:  rapid.SampledFrom(computeLanes).Draw(t, "lane"),
 			Micro: rapid.Int32Range(0, 2).Draw(t, "micro"),
-			Time:  float64(rapid.IntRange(0, 9).Draw(t, "time")),
+			Time:  float64(rapid.IntRange(0, 9).Draw(t, "time")), Output: rapid.Int64Range(0, 1<<40).Draw(t, "output"),
 		}
 		keepsPhase := phase == Backward && len(byPhase[Backward]) == 0 // one op must produce
 		if !keepsPhase && rapid.IntRange(0, 2).Draw(t, "runtime") == 0 {

@@ -35,6 +35,10 @@ type Job struct {
 	Ops     []Op // in lane order: the ops of a lane run in this order, one at a time
 	Tensors []Tensor
 
+	// Optimizer is what the optimizer keeps for all tensors together, bytes: moments,
+	// and master weights where it has them; 0: nothing, or unknown.
+	Optimizer int64
+
 	// Collectives carry no gradient (for example the broadcast of batch-norm
 	// buffers); every plan issues them once an iteration.
 	Collectives []Collective
@@ -110,6 +114,11 @@ type Op struct {
 	// Deps finish before the op starts. The order of its own lane is implied
 	// and need not be listed.
 	Deps []OpID
+	// Output is the size of the op's result in bytes, which is in memory from the
+	// start of the op until the last op that has it in Deps is done; 0: nothing,
+	// or unknown. Gradients of parameters do not count: a plan says how many
+	// buffers they take.
+	Output int64
 }
 
 // Tensor is one parameter and its gradient.

@@ -38,6 +38,7 @@ var (
 				return nil
 			})
 		}),
+		strict.Whole("optimizer", false, func(j *Job) *int64 { return &j.Optimizer }),
 		strict.Objects("collectives", false, MaxOps, Collective{}, collectiveMembers, func(j *Job) *[]Collective { return &j.Collectives }),
 		strict.Numbers("barrier", false, func(j *Job) *[]OpID { return &j.Barrier }),
 		strict.Field("recorded", false, func(r *strict.Reader, j *Job) error {
@@ -60,6 +61,7 @@ var (
 		strict.Whole("micro", false, func(o *Op) *int32 { return &o.Micro }),
 		strict.Whole("tensor", false, func(o *Op) *TensorID { return &o.Tensor }),
 		strict.Float("time", true, func(o *Op) *float64 { return &o.Time }),
+		strict.Whole("output", false, func(o *Op) *int64 { return &o.Output }),
 		strict.Numbers("deps", false, func(o *Op) *[]OpID { return &o.Deps }),
 	}
 	tensorMembers = []strict.Member[Tensor]{

@@ -21,7 +21,7 @@ func (j *Job) Strip(copies bool) (stripped *Job, origin []OpID) {
 		}
 	}
 
-	r := &Job{Name: j.Name, World: j.World, Mode: j.Mode, Notes: slices.Clone(j.Notes)}
+	r := &Job{Name: j.Name, World: j.World, Mode: j.Mode, Optimizer: j.Optimizer, Notes: slices.Clone(j.Notes)}
 	lane := make([]LaneID, len(j.Lanes))
 	for l, x := range j.Lanes {
 		if lane[l] = LaneID(len(r.Lanes)); x.Kind != Comm {

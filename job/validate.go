@@ -68,15 +68,22 @@ func (j *Job) check() error {
 		return faultf("tensors", "%d tensors, more than %d", len(j.Tensors), MaxTensors)
 	case len(j.Collectives) > MaxOps:
 		return faultf("collectives", "%d collectives, more than %d", len(j.Collectives), MaxOps)
+	case j.Optimizer < 0:
+		return faultf("optimizer", "negative size %d", j.Optimizer)
 	}
 	if err := j.checkLanes(); err != nil {
 		return err
 	}
 	var total float64
+	var outputs int64
 	for i := range j.Ops {
 		if err := j.checkOp(i); err != nil {
 			return err
 		}
+		if j.Ops[i].Output > math.MaxInt64-outputs {
+			return faultf(fmt.Sprintf("ops[%d].output", i), "the outputs up to here exceed %d bytes", int64(math.MaxInt64))
+		}
+		outputs += j.Ops[i].Output
 		if total += j.Ops[i].Time; total > MaxTime {
 			return faultf(fmt.Sprintf("ops[%d].time", i), "the times up to here sum to more than %g us", MaxTime)
 		}
@@ -135,6 +142,8 @@ func (j *Job) checkOp(i int) error {
 		return bad("role", "unknown role %d", o.Role)
 	case o.Micro < 0:
 		return bad("micro", "negative micro-batch %d", o.Micro)
+	case o.Output < 0:
+		return bad("output", "negative size %d", o.Output)
 	case o.Phase == Runtime && o.Role == NoRole:
 		return bad("role", "missing: a runtime op states what it does, one of %v", roleNames[1:])
 	case o.Phase != Runtime && o.Role != NoRole:

@@ -15,6 +15,9 @@ func TestValidateMessages(t *testing.T) {
 	}{
 		{func(j *Job) { j.Mode = 2 }, "job: mode: unknown update mode 2"},
 		{func(j *Job) { j.World = -1 }, "job: world: negative number of workers -1"},
+		{func(j *Job) { j.Optimizer = -1 }, "job: optimizer: negative size -1"},
+		{func(j *Job) { j.Ops[3].Output = -1 }, "job: ops[3].output: negative size -1"},
+		{func(j *Job) { j.Ops[3].Output, j.Ops[5].Output = math.MaxInt64, 1 }, "job: ops[5].output: the outputs up to here exceed 9223372036854775807 bytes"},
 		{func(j *Job) { j.World = 1e12 }, "job: world: 1000000000000 workers, more than 1048576"},
 		{func(j *Job) { j.Lanes[1].Kind = 9 }, "job: lanes[1].kind: unknown lane kind 9"},
 		{func(j *Job) { j.Lanes[1].Name = "host" }, `job: lanes[1].name: "host" is already the name of lane 0`},

@@ -40,6 +40,9 @@ func Write(w io.Writer, j *Job) error {
 		}
 		p.ids("readers", t.Readers).ids("producers", t.Producers).ids("updaters", t.Updaters).raw("}")
 	})
+	if j.Optimizer > 0 {
+		p.raw(",\n").int("optimizer", j.Optimizer)
+	}
 	if len(j.Collectives) > 0 {
 		p.list("collectives", len(j.Collectives), func(i int) {
 			c := &j.Collectives[i]
@@ -95,7 +98,11 @@ func (p *printer) op(i int, o *Op) {
 	if o.Tensor >= 0 {
 		p.raw(",").int("tensor", int64(o.Tensor))
 	}
-	p.raw(",").float("time", o.Time).ids("deps", o.Deps).raw("}")
+	p.raw(",").float("time", o.Time)
+	if o.Output > 0 {
+		p.raw(",").int("output", o.Output)
+	}
+	p.ids("deps", o.Deps).raw("}")
 }
 
 func (p *printer) raw(s string) *printer {
