@@ -45,11 +45,17 @@ func Synchronous(j *job.Job, c *cluster.Cluster) (Bound, error) {
 // these take no less than D + A + alpha + beta·bytes(S). X is tried as the first
 // backward op of each lane.
 func Within(j *job.Job, c *cluster.Cluster, l plan.Limits) (Bound, error) {
-	alpha, beta, err := network(c, func(l int) (float64, float64, error) { return linkCost(c, l) })
+	n, err := reductions(c)
 	if err != nil {
 		return Bound{}, err
 	}
-	return every(j, c, paceOf(l), traffic{beta, []line{{alpha, beta}}})
+	return every(j, c, paceOf(l), n)
+}
+
+// reductions is the traffic of plans that reduce among workers.
+func reductions(c *cluster.Cluster) (traffic, error) {
+	alpha, beta, err := network(c, func(l int) (float64, float64, error) { return linkCost(c, l) })
+	return traffic{beta, []line{{alpha, beta}}}, err
 }
 
 // traffic is what moving gradients takes at least, for plans of one class.
@@ -71,13 +77,19 @@ func every(j *job.Job, c *cluster.Cluster, p pace, n traffic) (Bound, error) {
 	if err != nil {
 		return Bound{}, err
 	}
+	return g.bound(c, p, n, busy), nil
+}
+
+// bound is the largest of the three times, of lanes that are busy for so long.
+func (g *graph) bound(c *cluster.Cluster, p pace, n traffic, busy []float64) Bound {
+	s := g.job
 	factor := 0.0
 	for r := range c.World() {
 		scale, jitter := c.WorkerFactor(r)
 		factor = max(factor, scale*(1-jitter))
 	}
 	var b Bound
-	for l := range s.Lanes {
+	for l := range busy {
 		if t := factor * max(busy[l], g.round(g.first[l])); t > b.Compute {
 			b = Bound{t, t, fmt.Sprintf("lane %s, and what it waits for, computes all the time", s.Lanes[l].Name)}
 		}
@@ -85,21 +97,22 @@ func every(j *job.Job, c *cluster.Cluster, p pace, n traffic) (Bound, error) {
 	if t := p.rate * n.wire * float64(s.Bytes()); t > b.Time {
 		b.Time, b.Why = t, "the links transfer all the time"+p.atRate()
 	}
-	for l := range s.Lanes {
+	for l := range busy {
 		x := g.pivot(l)
 		if x < 0 {
 			continue
 		}
+		items, round := g.windows(x), factor*g.round(x)
 		for _, y := range n.lines {
-			once, first, last := g.worst(x, factor, y)
-			if t := p.around(once, factor*g.round(x)); t > b.Time {
+			once, first, last := g.worst(items, factor, y)
+			if t := p.around(once, round); t > b.Time {
 				b.Time = t
 				b.Why = fmt.Sprintf("no gradient up to %s is ready earlier, and no layer from %s on can start%s before they are reduced",
 					s.Tensors[first].Name, s.Tensors[last].Name, p.within())
 			}
 		}
 	}
-	return b, nil
+	return b
 }
 
 // stay takes update ops out of the job's times, because a plan may move them: to
@@ -228,6 +241,9 @@ type graph struct {
 	order       []job.OpID
 	prev        []job.OpID // by op: the op before it on its lane; -1
 	first, last []job.OpID // by lane; -1 for a lane without ops
+	// lane is set when the job's lanes say only a part of what runs on each: by
+	// op, where it runs; -1: nowhere.
+	lane []job.LaneID
 }
 
 func newGraph(j *job.Job) (*graph, error) {
@@ -301,13 +317,14 @@ func (g *graph) pivot(lane int) job.OpID {
 	return -1
 }
 
-// worst maximises D + A + alpha + beta·bytes(S) over sets S of the form
-// {A_k >= a, D_k >= d}; no other set can be worse. first and last attain a and d.
-func (g *graph) worst(x job.OpID, factor float64, y line) (time float64, first, last job.TensorID) {
-	type item struct {
-		k    job.TensorID
-		a, d float64
-	}
+// item is a tensor's A and D around a pivot.
+type item struct {
+	k    job.TensorID
+	a, d float64
+}
+
+// windows lists the tensors that have an A and a D around x, by falling D.
+func (g *graph) windows(x job.OpID) []item {
 	from, to := g.paths(x)
 	var items []item
 	for k := range g.job.Tensors {
@@ -323,12 +340,21 @@ func (g *graph) worst(x job.OpID, factor float64, y line) (time float64, first, 
 			items = append(items, i)
 		}
 	}
+	if g.lane != nil {
+		g.widen(items, x, from, to)
+	}
 	slices.SortFunc(items, func(p, q item) int {
 		return cmp.Or(cmp.Compare(q.d, p.d), cmp.Compare(p.k, q.k))
 	})
+	return items
+}
+
+// worst maximises D + A + alpha + beta·bytes(S) over sets S of the form
+// {A_k >= a, D_k >= d}; no other set can be worse. first and last attain a and d.
+func (g *graph) worst(items []item, factor float64, y line) (time float64, first, last job.TensorID) {
 	for _, a := range items {
 		bytes := 0.0
-		for _, i := range items { // d falls
+		for _, i := range items {
 			if i.a < a.a {
 				continue
 			}
