@@ -65,11 +65,7 @@ func (b *lowering) forward(k int) {
 	for _, x := range l.inputs {
 		b.needs[k] = b.needs[k] || x.layer != data && b.needs[x.layer]
 	}
-	output := b.network.size(l.output) * b.size
-	if l.mask {
-		output += b.network.size(l.output)
-	}
-	id := b.op(l.name, job.Forward, l.forward, output, inputs(l)...)
+	id := b.op(l.name, job.Forward, l.forward, b.network.size(l.output)*b.size, inputs(l)...)
 	for _, p := range l.params {
 		t := &b.job.Tensors[p]
 		t.Readers = append(t.Readers, id)
@@ -121,7 +117,7 @@ func (b *lowering) dgrad(l *layer, reads []job.OpID) job.OpID {
 	var output int64
 	for _, x := range l.inputs {
 		if x.layer != data && b.needs[x.layer] {
-			output += b.network.size(x.shape) * b.size
+			output += b.network.size(b.layers[x.layer].output) * b.size
 		}
 	}
 	if output == 0 {
@@ -157,8 +153,9 @@ func (b *lowering) contribute(x value, id job.OpID) {
 	}
 	g := &b.grads[x.layer]
 	if *g != none {
-		e := b.network.size(x.shape)
-		id = b.op(b.layers[x.layer].name+".sum", job.Backward, work{elements: 3 * e}, e*b.size, *g, id)
+		l := &b.layers[x.layer]
+		e := b.network.size(l.output)
+		id = b.op(l.name+".sum", job.Backward, work{elements: 3 * e}, e*b.size, *g, id)
 	}
 	*g = id
 }

@@ -54,10 +54,6 @@ type layer struct {
 	keepsInputs, keepsOutput bool
 	// sums: dgrad needs what wgrad has summed (batch normalisation).
 	sums bool
-	// mask: a byte for each element of the output is kept beside it (dropout).
-	mask bool
-	// loss: the backward pass starts here.
-	loss bool
 }
 
 // param registers a parameter.
@@ -114,8 +110,12 @@ func (n *network) convBias(name string, x value, features int64, k kernel) value
 
 // linear is a fully connected layer with bias, at each position.
 func (n *network) linear(name string, x value, features int64) value {
-	return n.product(name, x, shape{features, x.height, x.width}, x.features,
-		n.param(name+".weight", features*x.features), n.param(name+".bias", features))
+	return n.project(name, x, features, n.param(name+".weight", features*x.features), n.param(name+".bias", features))
+}
+
+// project is a fully connected layer of parameters that are registered already.
+func (n *network) project(name string, x value, features int64, params ...job.TensorID) value {
+	return n.product(name, x, shape{features, x.height, x.width}, x.features, params...)
 }
 
 // flatten makes features of all positions. It takes no op.
@@ -123,23 +123,33 @@ func flatten(x value) value { return value{x.layer, shape{x.elements(), 1, 1}} }
 
 // elementwise is a layer that makes of each element another; the backward pass
 // reads the gradient and what is kept, and writes the gradient.
-func (n *network) elementwise(name string, x value) *layer {
+func (n *network) elementwise(name string, x value, keepsInput, keepsOutput bool) value {
 	e := n.size(x.shape)
-	n.add(layer{name: name, inputs: []value{x}, output: x.shape, forward: work{elements: 2 * e}, dgrad: work{elements: 3 * e}})
-	return &n.layers[len(n.layers)-1]
+	dgrad := 2 * e
+	if keepsInput || keepsOutput {
+		dgrad += e
+	}
+	return n.add(layer{
+		name: name, inputs: []value{x}, output: x.shape,
+		forward: work{elements: 2 * e}, dgrad: work{elements: dgrad},
+		keepsInputs: keepsInput, keepsOutput: keepsOutput,
+	})
 }
 
-func (n *network) last(shape shape) value { return value{len(n.layers) - 1, shape} }
+func (n *network) relu(name string, x value) value    { return n.elementwise(name, x, false, true) }
+func (n *network) tanh(name string, x value) value    { return n.elementwise(name, x, false, true) }
+func (n *network) gelu(name string, x value) value    { return n.elementwise(name, x, true, false) }
+func (n *network) silu(name string, x value) value    { return n.elementwise(name, x, true, false) }
+func (n *network) rotary(name string, x value) value  { return n.elementwise(name, x, false, false) }
+func (n *network) dropout(name string, x value) value { return n.elementwise(name, x, false, false) } // its mask is not counted
 
-func (n *network) relu(name string, x value) value {
-	n.elementwise(name, x).keepsOutput = true
-	return n.last(x.shape)
-}
-
-func (n *network) dropout(name string, x value) value {
-	l := n.elementwise(name, x)
-	l.keepsOutput, l.mask = true, true
-	return n.last(x.shape)
+// multiply is the product of two values, element by element.
+func (n *network) multiply(name string, x, y value) value {
+	e := n.size(x.shape)
+	return n.add(layer{
+		name: name, inputs: []value{x, y}, output: x.shape,
+		forward: work{elements: 3 * e}, dgrad: work{elements: 5 * e}, keepsInputs: true,
+	})
 }
 
 // batchNorm reads its input twice: for the statistics, and to apply them. Its
@@ -187,9 +197,51 @@ func (n *network) concat(name string, x ...value) value {
 	return n.add(layer{name: name, inputs: x, output: out, passes: true, forward: work{elements: 2 * n.size(out)}})
 }
 
-// crossEntropy is the loss of a choice among the features, at each position.
+// norm normalises each position over its features (layer normalisation, or with
+// one parameter that of the root mean square).
+func (n *network) norm(name string, x value, params ...job.TensorID) value {
+	e := n.size(x.shape)
+	return n.add(layer{
+		name: name, inputs: []value{x}, params: params, output: x.shape,
+		forward: work{elements: 2 * e}, wgrad: work{elements: 2 * e}, dgrad: work{elements: 3 * e},
+		keepsInputs: true,
+	})
+}
+
+func (n *network) layerNorm(name string, x value) value {
+	return n.norm(name, x, n.param(name+".weight", x.features), n.param(name+".bias", x.features))
+}
+
+// embedding looks each token of a sequence up in a table, whose gradient is
+// dense: cleared, then added to.
+func (n *network) embedding(name string, sequence, features int64, table job.TensorID) value {
+	out := shape{features, sequence, 1}
+	e := n.size(out)
+	return n.add(layer{
+		name: name, params: []job.TensorID{table}, output: out,
+		forward: work{elements: 2 * e}, wgrad: work{elements: 2*e + n.params[table].elements},
+	})
+}
+
+// attention is softmax(QK')V as one fused op, which keeps no scores: its backward
+// pass computes them again, five products where the forward pass has two. x are
+// queries, keys and values, or one value that has all three. Masked scores count.
+func (n *network) attention(name string, features int64, x ...value) value {
+	out := shape{features, x[0].height, x[0].width}
+	e, product := n.size(out), float64(n.size(out))*float64(out.positions())
+	return n.add(layer{
+		name: name, inputs: x, output: out,
+		forward: work{2 * product, 4 * e}, dgrad: work{5 * product, 8 * e},
+		keepsInputs: true, keepsOutput: true,
+	})
+}
+
+// crossEntropy is the loss of a choice among the features, at each position. The
+// backward pass starts here.
 func (n *network) crossEntropy(name string, x value) {
-	n.elementwise(name, x).keepsOutput = true
-	l := &n.layers[len(n.layers)-1]
-	l.dgrad.elements, l.loss = l.forward.elements, true
+	e := n.size(x.shape)
+	n.add(layer{
+		name: name, inputs: []value{x}, output: x.shape,
+		forward: work{elements: 2 * e}, dgrad: work{elements: 2 * e}, keepsOutput: true,
+	})
 }

@@ -75,6 +75,102 @@ func resnet(stages ...int) func(*network, int64) {
 	}
 }
 
+// step is a convolution with batch normalisation and ReLU.
+type step struct {
+	name     string
+	features int64
+	kernel
+}
+
+// chain runs steps one after another.
+func (n *network) chain(name string, x value, steps ...step) value {
+	for _, s := range steps {
+		x = n.conv(name+s.name+".conv", x, s.features, s.kernel)
+		x = n.relu(name+s.name+".relu", n.batchNorm(name+s.name+".bn", x))
+	}
+	return x
+}
+
+// The kernels of Inception-v3. Those that keep sides have padding.
+var (
+	one          = square(1, 1, 0)
+	three        = square(3, 1, 1)
+	five         = square(5, 1, 2)
+	halve        = square(3, 2, 0)
+	wide3, tall3 = kernel{1, 3, 1, 0, 1}, kernel{3, 1, 1, 1, 0}
+	wide7, tall7 = kernel{1, 7, 1, 0, 3}, kernel{7, 1, 1, 3, 0}
+)
+
+// inception is Inception-v3 with its auxiliary classifier, as torchvision
+// trains it.
+func inception(n *network, _ int64) {
+	x := n.chain("", image(299),
+		step{"Conv2d_1a_3x3", 32, halve}, step{"Conv2d_2a_3x3", 32, square(3, 1, 0)}, step{"Conv2d_2b_3x3", 64, three})
+	x = n.pool("maxpool1", x, halve)
+	x = n.chain("", x, step{"Conv2d_3b_1x1", 80, one}, step{"Conv2d_4a_3x3", 192, square(3, 1, 0)})
+	x = n.pool("maxpool2", x, halve)
+	x = n.mixed35("Mixed_5b.", x, 32)
+	x = n.mixed35("Mixed_5c.", x, 64)
+	x = n.mixed35("Mixed_5d.", x, 64)
+	x = n.reduce35("Mixed_6a.", x)
+	x = n.mixed17("Mixed_6b.", x, 128)
+	x = n.mixed17("Mixed_6c.", x, 160)
+	x = n.mixed17("Mixed_6d.", x, 160)
+	x = n.mixed17("Mixed_6e.", x, 192)
+
+	aux := n.pool("AuxLogits.pool", x, square(5, 3, 0))
+	aux = n.chain("AuxLogits.", aux, step{"conv0", 128, one}, step{"conv1", 768, square(5, 1, 0)})
+	aux = n.linear("AuxLogits.fc", flatten(n.averagePool("AuxLogits.avgpool", aux, 1, 1)), 1000)
+
+	x = n.reduce17("Mixed_7a.", x)
+	x = n.mixed8("Mixed_7b.", x)
+	x = n.mixed8("Mixed_7c.", x)
+	x = n.dropout("dropout", n.averagePool("avgpool", x, 1, 1))
+	x = n.linear("fc", flatten(x), 1000)
+	n.crossEntropy("loss", x)
+	n.crossEntropy("AuxLogits.loss", aux)
+}
+
+func (n *network) mixed35(name string, x value, pooled int64) value {
+	a := n.chain(name, x, step{"branch1x1", 64, one})
+	b := n.chain(name, x, step{"branch5x5_1", 48, one}, step{"branch5x5_2", 64, five})
+	c := n.chain(name, x, step{"branch3x3dbl_1", 64, one}, step{"branch3x3dbl_2", 96, three}, step{"branch3x3dbl_3", 96, three})
+	d := n.chain(name, n.pool(name+"pool", x, three), step{"branch_pool", pooled, one})
+	return n.concat(name+"cat", a, b, c, d)
+}
+
+func (n *network) reduce35(name string, x value) value {
+	a := n.chain(name, x, step{"branch3x3", 384, halve})
+	b := n.chain(name, x, step{"branch3x3dbl_1", 64, one}, step{"branch3x3dbl_2", 96, three}, step{"branch3x3dbl_3", 96, halve})
+	return n.concat(name+"cat", a, b, n.pool(name+"pool", x, halve))
+}
+
+func (n *network) mixed17(name string, x value, f int64) value {
+	a := n.chain(name, x, step{"branch1x1", 192, one})
+	b := n.chain(name, x, step{"branch7x7_1", f, one}, step{"branch7x7_2", f, wide7}, step{"branch7x7_3", 192, tall7})
+	c := n.chain(name, x, step{"branch7x7dbl_1", f, one}, step{"branch7x7dbl_2", f, tall7}, step{"branch7x7dbl_3", f, wide7},
+		step{"branch7x7dbl_4", f, tall7}, step{"branch7x7dbl_5", 192, wide7})
+	d := n.chain(name, n.pool(name+"pool", x, three), step{"branch_pool", 192, one})
+	return n.concat(name+"cat", a, b, c, d)
+}
+
+func (n *network) reduce17(name string, x value) value {
+	a := n.chain(name, x, step{"branch3x3_1", 192, one}, step{"branch3x3_2", 320, halve})
+	b := n.chain(name, x, step{"branch7x7x3_1", 192, one}, step{"branch7x7x3_2", 192, wide7},
+		step{"branch7x7x3_3", 192, tall7}, step{"branch7x7x3_4", 192, halve})
+	return n.concat(name+"cat", a, b, n.pool(name+"pool", x, halve))
+}
+
+func (n *network) mixed8(name string, x value) value {
+	a := n.chain(name, x, step{"branch1x1", 320, one})
+	b := n.chain(name, x, step{"branch3x3_1", 384, one})
+	b = n.concat(name+"branch3x3.cat", n.chain(name, b, step{"branch3x3_2a", 384, wide3}), n.chain(name, b, step{"branch3x3_2b", 384, tall3}))
+	c := n.chain(name, x, step{"branch3x3dbl_1", 448, one}, step{"branch3x3dbl_2", 384, three})
+	c = n.concat(name+"branch3x3dbl.cat", n.chain(name, c, step{"branch3x3dbl_3a", 384, wide3}), n.chain(name, c, step{"branch3x3dbl_3b", 384, tall3}))
+	d := n.chain(name, n.pool(name+"pool", x, three), step{"branch_pool", 192, one})
+	return n.concat(name+"cat", a, b, c, d)
+}
+
 func (n *network) bottleneck(name string, x value, width, stride int64) value {
 	step := func(i int, x value, features int64, k kernel) value {
 		x = n.conv(fmt.Sprint(name, ".conv", i), x, features, k)

@@ -60,6 +60,13 @@ var models = []Model{
 	{Name: "resnet50", Title: "ResNet-50, ImageNet classification (torchvision)", Batch: 64, define: resnet(3, 4, 6, 3)},
 	{Name: "resnet101", Title: "ResNet-101, ImageNet classification (torchvision)", Batch: 64, define: resnet(3, 4, 23, 3)},
 	{Name: "resnet152", Title: "ResNet-152, ImageNet classification (torchvision)", Batch: 32, define: resnet(3, 8, 36, 3)},
+	{Name: "inception-v3", Title: "Inception-v3 with its auxiliary classifier, ImageNet classification (torchvision)", Batch: 64, define: inception},
+	{Name: "bert-base", Title: "BERT base, uncased, pre-training (Hugging Face BertForPreTraining)", Batch: 32, Sequence: 128, Positions: 512, Optimizer: AdamW, define: bert(12, 768)},
+	{Name: "bert-large", Title: "BERT large, uncased, pre-training (Hugging Face BertForPreTraining)", Batch: 16, Sequence: 128, Positions: 512, Optimizer: AdamW, define: bert(24, 1024)},
+	{Name: "gpt2-small", Title: "GPT-2, language modelling (Hugging Face GPT2LMHeadModel)", Batch: 8, Sequence: 1024, Positions: 1024, Optimizer: AdamW, define: gpt2(12, 768)},
+	{Name: "gpt2-medium", Title: "GPT-2 medium, language modelling (Hugging Face GPT2LMHeadModel)", Batch: 4, Sequence: 1024, Positions: 1024, Optimizer: AdamW, define: gpt2(24, 1024)},
+	{Name: "gpt2-large", Title: "GPT-2 large, language modelling (Hugging Face GPT2LMHeadModel)", Batch: 2, Sequence: 1024, Positions: 1024, Optimizer: AdamW, define: gpt2(36, 1280)},
+	{Name: "llama-2-7b", Title: "Llama 2 7B, language modelling (Hugging Face LlamaForCausalLM)", Batch: 1, Sequence: 4096, Positions: 4096, Optimizer: AdamW, define: llama},
 }
 
 // Models lists all models, with their sizes.

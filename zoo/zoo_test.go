@@ -21,6 +21,7 @@ func TestPublished(t *testing.T) {
 		{"resnet50", 161, 25_557_032, 4.089},
 		{"resnet101", 314, 44_549_160, 7.801},
 		{"resnet152", 467, 60_192_808, 11.514},
+		{"inception-v3", 292, 27_161_264, 5.713},
 	} {
 		m, err := find(want.model)
 		if err != nil {
