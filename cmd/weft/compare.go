@@ -16,24 +16,29 @@ func newCompare(c *cli.Console) *cobra.Command {
 		Use:   "compare TRACE|JOB",
 		Short: "Rank every schedule on your job and cluster",
 		Long: `Builds the plan of every policy for the job, proves it, simulates it on the
-cluster, and ranks the results. The last row is a lower bound: no synchronous
-schedule by all-reduce in the recorded compute order is faster, and the gap is
-what a better one could still gain.
+cluster, and ranks the results: those that reduce among the workers, and those
+with parameter servers. The last row is a lower bound: no schedule of its kind
+is faster, and the gap is what a better one could still gain.
+
+Delayed updates, which change what is learned, are compared with --max-delay.
 
 Give the trace of the slowest rank, which weft inspect of several ranks tells:
 all workers are taken to compute as this one did.`,
 		Example: `  weft compare trace.json.gz --workers 16 --link 10Gbit,25us
   weft compare trace.json.gz --workers 16 --link 10Gbit,25us --bucket 5MiB
+  weft compare trace.json.gz --workers 16 --link 10Gbit,25us --max-delay 1
   weft compare job.json --cluster cluster.yaml --json`,
 		Args: want(1, 1, "one TRACE or JOB"),
 	}
 	var inputs cli.Flags
 	var policies cli.PolicyFlags
+	var limits cli.LimitFlags
 	inputs.Register(cmd.Flags())
 	policies.Register(cmd.Flags())
+	limits.Register(cmd.Flags())
 	asJSON := jsonFlag(cmd)
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
-		return cmp.Or(inputs.Check(cmd.Flags()), policies.Check(cmd.Flags(), ""))
+		return cmp.Or(inputs.Check(cmd.Flags()), policies.Check(cmd.Flags(), ""), limits.Check())
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx := cmd.Context()
@@ -41,6 +46,7 @@ all workers are taken to compute as this one did.`,
 		if err != nil {
 			return err
 		}
+		policies.Options.Limits = limits.Limits(cmd.Flags())
 		var result *compare.Comparison
 		err = c.Track("simulating", func(progress func(done, total int)) error {
 			result, err = compare.Run(ctx, j, on, compare.Options{

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"weft/bound"
 	"weft/cluster"
 	"weft/compare"
 	"weft/internal/cli"
@@ -16,9 +17,38 @@ import (
 	"weft/timeline"
 )
 
-// Comparison ranks the policies, with the bound below them.
+// Comparison ranks the policies, block by block, each with its bounds below it,
+// and ranks them again for each slowdown.
 func Comparison(x *compare.Comparison, j *job.Job, c *cluster.Cluster) *cli.Report {
-	t := cli.Table{Key: "schedules", Columns: []cli.Column{
+	r := &cli.Report{Facts: subject(j, c), Notes: x.Notes}
+	for i := range x.Blocks {
+		b := &x.Blocks[i]
+		for _, f := range b.Floors {
+			names := floors[f.Class]
+			r.Facts = append(r.Facts, cli.Fact{Label: names.label, Key: names.key + "_reason", Value: f.Why})
+		}
+		key, title := "schedules", ""
+		if s := b.Cluster.Servers; b.Floors[0].Class == bound.ByServers {
+			key, title = "servers", fmt.Sprintf("With %s, %s", count(s.Count, "parameter server"), map[bool]string{true: "beside the workers", false: "on hosts of their own"}[s.Colocated])
+		}
+		r.Tables = append(r.Tables, schedules(b, key, title))
+	}
+	for i := range x.Blocks {
+		r.Tables = append(r.Tables, slowdowns(&x.Blocks[i]))
+	}
+	return r
+}
+
+// floors names the bound of each class of plans, in text and JSON.
+var floors = map[bound.Class]struct{ label, key string }{
+	bound.InOrder:   {"bound", "bound"},
+	bound.AnyOrder:  {"bound, reordered", "bound_reordered"},
+	bound.InLimits:  {"bound, delayed", "bound_delayed"},
+	bound.ByServers: {"bound, servers", "bound_servers"},
+}
+
+func schedules(b *compare.Block, key, title string) cli.Table {
+	t := cli.Table{Key: key, Title: title, Columns: []cli.Column{
 		{Head: "policy", Key: "policy"},
 		{Head: "time\nms", Key: "time_us"},
 		{Head: "vs\n" + compare.Baseline, Key: "speedup"},
@@ -30,7 +60,13 @@ func Comparison(x *compare.Comparison, j *job.Job, c *cluster.Cluster) *cli.Repo
 		{Head: "largest\nMB", Key: "largest_bucket_bytes"},
 		{Head: "gap\n%", Key: "gap"},
 	}}
-	for i, r := range x.Rows {
+	for i, r := range b.Rows {
+		cells := make([]any, len(t.Columns))
+		cells[0] = r.Policy.Name
+		if r.Refusal != nil {
+			t.Rows = append(t.Rows, cli.Row{Style: cli.Faint, Cells: cells})
+			continue
+		}
 		style := cli.Plain
 		if i == 0 {
 			style = cli.Best
@@ -40,14 +76,47 @@ func Comparison(x *compare.Comparison, j *job.Job, c *cluster.Cluster) *cli.Repo
 			cli.Ratio(r.Mean.Coverage()), cli.Ratio(r.Mean.Efficiency()), cli.Count(r.Transfers), cli.Bytes(r.Largest), cli.Percent(r.Gap),
 		}})
 	}
-	cells := make([]any, len(t.Columns))
-	cells[0], cells[1] = "bound", cli.Time(x.Bound.Time)
-	t.Rows = append(t.Rows, cli.Row{Key: "bound", Style: cli.Faint, Cells: cells})
-	return &cli.Report{
-		Facts:  append(subject(j, c), cli.Fact{Label: "bound", Key: "bound_reason", Value: x.Bound.Why}),
-		Tables: []cli.Table{t},
-		Notes:  x.Notes,
+	for _, f := range b.Floors {
+		cells := make([]any, len(t.Columns))
+		cells[0], cells[1] = floors[f.Class].label, cli.Time(f.Time)
+		t.Rows = append(t.Rows, cli.Row{Key: floors[f.Class].key, Style: cli.Faint, Cells: cells})
 	}
+	return t
+}
+
+// slowdowns ranks a block's policies by their time at each of the measured
+// slowdowns of computation by communication.
+func slowdowns(b *compare.Block) cli.Table {
+	t := cli.Table{
+		Key: "slowdowns", Title: "If communication slows the computation beside it",
+		Columns: []cli.Column{{Head: "policy", Key: "policy"}},
+	}
+	if b.Floors[0].Class == bound.ByServers {
+		t.Key, t.Title = "servers_slowdowns", t.Title+", with parameter servers"
+	}
+	var rows []*compare.Row
+	for i := range b.Rows {
+		if b.Rows[i].Refusal == nil {
+			rows = append(rows, &b.Rows[i])
+			t.Rows = append(t.Rows, cli.Row{Cells: []any{b.Rows[i].Policy.Name}})
+		}
+	}
+	for k, x := range compare.Slowdowns {
+		percent := fmt.Sprintf("%.0f", 100*x)
+		t.Columns = append(t.Columns,
+			cli.Column{Head: "by " + percent + " %\nms", Key: "time_" + percent + "_us"},
+			cli.Column{Head: "rank", Key: "rank_" + percent})
+		for i, r := range rows {
+			rank := 1
+			for _, other := range rows {
+				if other.Slowed[k] < r.Slowed[k] {
+					rank++
+				}
+			}
+			t.Rows[i].Cells = append(t.Rows[i].Cells, cli.Time(r.Slowed[k]), rank)
+		}
+	}
+	return t
 }
 
 // known is v, or nothing when it is zero.
