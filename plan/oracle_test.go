@@ -551,7 +551,13 @@ func (d draw) plan(j *job.Job) *Plan {
 			case 1:
 				done := Gate{Kind: TransferDone, Link: l, Transfer: p.Add(l, cluster.Push, i, gate)}
 				l := d.int(l, 1)
-				p.Programs[l].Transfers[p.Add(l, cluster.Pull, i, done)].Generation = g
+				pulls := []int{i}
+				if all := p.Buckets[i].Slices; d.int(0, 2) == 0 && len(all) > 1 { // cut otherwise
+					pulls = []int{p.AddBucket(Bucket{all[1:]}), p.AddBucket(Bucket{all[:1]})}
+				}
+				for _, i := range pulls {
+					p.Programs[l].Transfers[p.Add(l, cluster.Pull, i, done)].Generation = g
+				}
 			default:
 				p.Add(l, cluster.AllReduce, i, gate)
 			}

@@ -75,6 +75,7 @@ type transfer struct {
 	bucket      int32
 	bytes       int64
 	alpha, wire float64
+	sides       cluster.Sides
 	onDone      []ref // transfers that it releases
 	// Iterations of its generation, relative to its period. It does not exist
 	// where they are not all in the run.
@@ -343,7 +344,7 @@ func (b *builder) transfer(p *plan.Plan, c *cluster.Cluster, l, i int, renumber 
 	if err != nil {
 		return err
 	}
-	t.alpha, t.wire = up(cost.Alpha), up(cost.Wire)
+	t.alpha, t.wire, t.sides = up(cost.Alpha), up(cost.Wire), c.Sides(x.Kind)
 	for _, g := range x.Gates {
 		switch g.Kind {
 		case plan.GradientReady:

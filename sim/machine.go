@@ -72,17 +72,23 @@ type linkState struct {
 	head     int        // next to dispatch
 	inFlight int
 	bytes    int64
-	wire     []int32 // dispatched, wire time not over: FIFO
-	left     float64 // wire time of wire[0] still to go at full rate, as of updated
-	updated  float64
-	rate     float64
-	token    uint64 // of the valid wire event
+	wires    [2]wire // outgoing and incoming
+}
+
+// wire is one side of a link.
+type wire struct {
+	queue   []int32 // dispatched, time on this wire not over: FIFO
+	left    float64 // time of queue[0] still to go at full rate, as of updated
+	updated float64
+	rate    float64
+	token   uint64 // of the valid event
 }
 
 type instance struct {
 	pending int32
 	absent  bool
 	done    bool
+	wires   int8 // dispatched: on how many its time is not over
 	ready   float64
 	started float64
 	waiters []waiter
@@ -313,7 +319,7 @@ func (m *machine) take(e event) {
 	case timerDone:
 		m.open(e.a, int(e.b))
 	case wireDone:
-		m.finishWire(e.a, e.token)
+		m.finishWire(e.a, e.b, e.token)
 	case transferDone:
 		m.finishTransfer(e.a, int(e.b))
 	}

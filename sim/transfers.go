@@ -50,20 +50,30 @@ func (m *machine) dispatch() {
 				m.sending.until(m.now)
 				m.sending.running = 1
 			}
-			s.wire = append(s.wire, int32(s.head))
-			s.head++
-			if len(s.wire) == 1 {
-				m.startWire(l)
+			for side := range s.wires {
+				if t.sides>>side&1 != 0 {
+					x.wires++
+					m.enqueue(l, side, int32(s.head))
+				}
 			}
+			s.head++
 		}
 	}
 }
 
-// startWire puts the first of the link's queue on the wire.
-func (m *machine) startWire(l int) {
-	s := &m.links[l]
-	s.left = m.at(l, s.wire[0]).wire
-	m.share(l)
+// enqueue puts a transfer behind those on one wire of its link.
+func (m *machine) enqueue(l, side int, position int32) {
+	w := &m.links[l].wires[side]
+	if w.queue = append(w.queue, position); len(w.queue) == 1 {
+		m.startWire(l, side)
+	}
+}
+
+// startWire starts the first of a wire's queue.
+func (m *machine) startWire(l, side int) {
+	w := &m.links[l].wires[side]
+	w.left = m.at(l, w.queue[0]).wire
+	m.share(l, side)
 }
 
 func (m *machine) at(l int, position int32) *transfer {
@@ -71,9 +81,10 @@ func (m *machine) at(l int, position int32) *transfer {
 	return &ts[int(position)%len(ts)]
 }
 
-// share divides a medium among the links that use it now, in proportion to
-// their bandwidth, so that together they never exceed its fastest link.
-func (m *machine) share(l int) {
+// share divides one side of a medium among the links that use it now, in
+// proportion to their bandwidth, so that together they never exceed its fastest
+// link.
+func (m *machine) share(l, side int) {
 	var group []int32
 	for _, g := range m.media {
 		if slices.Contains(g, int32(l)) {
@@ -83,7 +94,7 @@ func (m *machine) share(l int) {
 	var active, fastest float64
 	for _, k := range group {
 		fastest = max(fastest, m.program.links[k].bandwidth)
-		if len(m.links[k].wire) > 0 {
+		if len(m.links[k].wires[side].queue) > 0 {
 			active += m.program.links[k].bandwidth
 		}
 	}
@@ -92,35 +103,40 @@ func (m *machine) share(l int) {
 		rate = fastest / active
 	}
 	for _, k := range group {
-		s := &m.links[k]
-		if len(s.wire) == 0 {
+		w := &m.links[k].wires[side]
+		if len(w.queue) == 0 {
 			continue
 		}
-		if k != int32(l) && s.rate == rate {
+		if k != int32(l) && w.rate == rate {
 			continue // its event stands
 		}
 		if k != int32(l) {
-			s.left -= float64((m.now - s.updated) * s.rate)
+			w.left -= float64((m.now - w.updated) * w.rate)
 		}
-		s.rate, s.updated = rate, m.now
+		w.rate, w.updated = rate, m.now
 		m.seq++
-		s.token = m.seq
-		m.push(event{at: m.now + max(0, s.left/rate), kind: wireDone, a: k, token: s.token})
+		w.token = m.seq
+		m.push(event{at: m.now + max(0, w.left/rate), kind: wireDone, a: k, b: int32(side), token: w.token})
 	}
 }
 
-func (m *machine) finishWire(l int32, token uint64) {
+// finishWire ends the time of a transfer on one wire; on the last of its wires, its
+// start-up goes on from there.
+func (m *machine) finishWire(l, side int32, token uint64) {
 	s := &m.links[l]
-	if token != s.token {
+	w := &s.wires[side]
+	if token != w.token {
 		return // the rate changed since
 	}
-	at := s.wire[0]
-	s.wire = s.wire[1:]
-	m.push(event{at: m.now + m.at(int(l), at).alpha, kind: transferDone, a: l, b: at})
-	if len(s.wire) > 0 {
-		m.startWire(int(l))
+	at := w.queue[0]
+	w.queue = w.queue[1:]
+	if s.inst[at].wires--; s.inst[at].wires == 0 {
+		m.push(event{at: m.now + m.at(int(l), at).alpha, kind: transferDone, a: l, b: at})
+	}
+	if len(w.queue) > 0 {
+		m.startWire(int(l), int(side))
 	} else {
-		m.share(int(l))
+		m.share(int(l), int(side))
 	}
 }
 
