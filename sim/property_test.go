@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"slices"
 	"testing"
 
 	"weft/bound"
@@ -25,6 +26,12 @@ import (
 // slack is what rounding every duration and cost to a nanosecond may add up to
 // in an iteration, in microseconds.
 func slack(j *job.Job) float64 { return 0.002 * float64(len(j.Ops)+4*len(j.Tensors)+1) }
+
+// policies are all that a property is asked of. The search over all of them only
+// repeats their plans, at many times the cost.
+func policies() []policy.Policy {
+	return slices.DeleteFunc(all.Policies(), func(p policy.Policy) bool { return p.Name == "auto" })
+}
 
 // simulate returns nil where the policy does not suit the job.
 func simulate(t *rapid.T, j *job.Job, c *cluster.Cluster, p policy.Policy, o policy.Options, so sim.Options) *sim.Result {
@@ -50,17 +57,18 @@ func options(t *rapid.T) policy.Options {
 		Cycle:       float64(rapid.IntRange(1, 5000).Draw(t, "cycle")),
 		InFlight:    rapid.IntRange(1, 3).Draw(t, "in flight"),
 		Copies:      rapid.Bool().Draw(t, "keep copies"),
+		Limits:      rapid.SampledFrom([]plan.Limits{plan.DefaultLimits, plan.DelayLimits(1), plan.DelayLimits(2)}).Draw(t, "limits"),
 	}
 }
 
 func TestEveryPlanIsLegal(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		j, c := random.Job(t), random.Cluster(t)
+		j, c := random.Job(t), random.Cluster(t).WithServers()
 		if err := j.Validate(); err != nil {
 			t.Fatal(err)
 		}
 		o := options(t)
-		for _, pol := range all.Policies() {
+		for _, pol := range policies() {
 			p, err := pol.Build(context.Background(), j, c, o)
 			if errors.Is(err, policy.ErrUnsuitable) {
 				continue
@@ -68,7 +76,7 @@ func TestEveryPlanIsLegal(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s: %v", pol.Name, err)
 			}
-			if r := plan.Check(p, j, plan.DefaultLimits); !r.OK() {
+			if r := plan.Check(p, j, o.Limits); !r.OK() {
 				t.Fatalf("%s: %+v", pol.Name, r)
 			}
 		}
@@ -77,34 +85,70 @@ func TestEveryPlanIsLegal(t *testing.T) {
 
 func TestLowerBound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		j, c, o := random.Job(t), random.Cluster(t), options(t)
+		j, c, o := random.Job(t), random.Cluster(t).WithServers(), options(t)
 		random.Unequal(t, c)
-		b, err := bound.Synchronous(j, c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		// The bound holds from one occurrence of an op to the next, so a run of n
-		// iterations holds it n - 1 times.
-		const n = 20
-		for _, pol := range all.Policies() {
-			r := simulate(t, j, c, pol, o, sim.Options{Iterations: n})
-			if r == nil {
-				continue
-			}
-			total := 0.0
-			for _, x := range r.Iterations {
-				total += x
-			}
-			if total < (n-1)*b.Time-n*slack(j) {
-				t.Fatalf("%s takes %v us for %d iterations, below the bound of %v each (%s)", pol.Name, total, n, b.Time, b.Why)
+		for _, pol := range policies() {
+			p, err := pol.Build(context.Background(), j, c, o)
+			if err == nil {
+				holds(t, j, c, p, o.Limits)
 			}
 		}
 	})
 }
 
+// Spreading a plan over several links keeps it legal and above the bound.
+func TestSpread(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		j, c, o := random.Job(t), random.Cluster(t).WithServers(), options(t)
+		for l := range rapid.IntRange(1, 2).Draw(t, "more links") {
+			more := random.Cluster(t).Links[0]
+			more.Name = fmt.Sprint("more", l)
+			c.Links = append(c.Links, more)
+		}
+		pol := rapid.SampledFrom(policies()).Draw(t, "policy")
+		p, err := pol.Build(context.Background(), j, c, o)
+		if err != nil {
+			return
+		}
+		spread, err := policy.Spread(j, c, p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if spread == nil {
+			return
+		}
+		if r := plan.Check(spread, j, o.Limits); !r.OK() {
+			t.Fatalf("%s: %+v", pol.Name, r)
+		}
+		holds(t, j, c, spread, o.Limits)
+	})
+}
+
+// holds fails if p runs faster than the bound of its class.
+func holds(t *rapid.T, j *job.Job, c *cluster.Cluster, p *plan.Plan, l plan.Limits) {
+	b, err := bound.Of(bound.ClassOf(p), j, c, l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The bound holds from one occurrence of an op to the next, so a run of n
+	// iterations holds it n - 1 times; a period, what belongs to it.
+	n := 20 * p.Period
+	r, err := sim.Run(context.Background(), j, c, p, sim.Options{Iterations: n})
+	if err != nil {
+		t.Fatal(err)
+	}
+	total := 0.0
+	for _, x := range r.Iterations {
+		total += x
+	}
+	if least := float64(n-p.Period-p.MaxDelay) * b.Time; total < least-float64(n)*slack(j) {
+		t.Fatalf("%s takes %v us for %d iterations, below the bound of %v each (%s)", p.Policy, total, n, b.Time, b.Why)
+	}
+}
+
 func TestFasterLinkIsNeverSlowerForWFBP(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		j, c, o := random.Job(t), random.Cluster(t), options(t)
+		j, c, o := random.Job(t), random.Cluster(t).WithServers(), options(t)
 		before := simulate(t, j, c, fusion.WFBP, o, sim.Options{})
 		c.Links[0].Bandwidth *= 2
 		if after := simulate(t, j, c, fusion.WFBP, o, sim.Options{}); after.Time > before.Time+slack(j) {
@@ -130,14 +174,14 @@ func TestMergingNeverLoses(t *testing.T) {
 
 func TestAlikeWorkersOnceOrAll(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		j, c, o := random.Job(t), random.Cluster(t), options(t)
+		j, c, o := random.Job(t), random.Cluster(t).WithServers(), options(t)
 		c.Overlap = float64(rapid.IntRange(0, 40).Draw(t, "overlap %")) / 100
 		for r := range c.World() {
 			if r%3 == 1 {
 				c.Workers = append(c.Workers, cluster.Worker{Rank: r, Scale: 1.5})
 			}
 		}
-		pol := rapid.SampledFrom(all.Policies()).Draw(t, "policy")
+		pol := rapid.SampledFrom(policies()).Draw(t, "policy")
 		once := simulate(t, j, c, pol, o, sim.Options{Timeline: true, Iterations: 4})
 		if once == nil {
 			return
@@ -161,9 +205,9 @@ func TestAlikeWorkersOnceOrAll(t *testing.T) {
 // The meters find what the spans say, whether or not there are any.
 func TestMetersAgreeWithTimeline(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		j, c, o := random.Job(t), random.Cluster(t), options(t)
+		j, c, o := random.Job(t), random.Cluster(t).WithServers(), options(t)
 		random.Unequal(t, c)
-		pol := rapid.SampledFrom(all.Policies()).Draw(t, "policy")
+		pol := rapid.SampledFrom(policies()).Draw(t, "policy")
 		so := sim.Options{Timeline: true, Iterations: rapid.IntRange(1, 7).Draw(t, "iterations")}
 		r := simulate(t, j, c, pol, o, so)
 		if r == nil {
@@ -193,9 +237,9 @@ func TestMetersAgreeWithTimeline(t *testing.T) {
 // Jitter is a hash: a run repeats itself, and its seed matters.
 func TestDeterministic(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		j, c, o := random.Job(t), random.Cluster(t), options(t)
+		j, c, o := random.Job(t), random.Cluster(t).WithServers(), options(t)
 		random.Unequal(t, c)
-		pol := rapid.SampledFrom(all.Policies()).Draw(t, "policy")
+		pol := rapid.SampledFrom(policies()).Draw(t, "policy")
 		a := simulate(t, j, c, pol, o, sim.Options{Timeline: true, Iterations: 3})
 		b := simulate(t, j, c, pol, o, sim.Options{Timeline: true, Iterations: 3})
 		if !reflect.DeepEqual(a, b) {

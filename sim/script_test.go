@@ -139,7 +139,11 @@ func (s *script) plan(d *datadriven.TestData) (*plan.Plan, error) {
 		if err != nil {
 			return nil, err
 		}
-		return pol.Build(context.Background(), s.job, s.cluster, o)
+		p, err := pol.Build(context.Background(), s.job, s.cluster, o)
+		if err != nil || !d.HasArg("spread") {
+			return p, err
+		}
+		return policy.Spread(s.job, s.cluster, p)
 	}
 	return s.scriptedPlan(d)
 }
