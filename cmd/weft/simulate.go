@@ -20,10 +20,12 @@ func newSimulate(c *cli.Console) *cobra.Command {
 		Long: `Runs a plan of a job on a cluster in simulated time, and tells where an
 iteration's time goes and how long each transfer waits and takes. The plan must
 keep the rules that weft plan check proves; any delay is allowed. With -o it
-writes the timeline as a Chrome trace, which Perfetto opens.`,
+writes the timeline as a Chrome trace, which Perfetto opens, and with --svg the
+last iterations as a picture.`,
 		Example: `  weft simulate --job job.json --cluster cluster.yaml --plan plan.json
   weft simulate --job job.json --link 10Gbit,25us --plan plan.json --draw
-  weft simulate --job job.json --link 10Gbit,25us --plan plan.json -o out.json`,
+  weft simulate --job job.json --link 10Gbit,25us --plan plan.json -o out.json
+  weft simulate --job job.json --link 10Gbit,25us --plan plan.json --svg out.svg`,
 		Args: cobra.NoArgs,
 	}
 	jobFile := cmd.Flags().String("job", "", "`file` of the job, or the trace, that the plan is for")
@@ -34,14 +36,22 @@ writes the timeline as a Chrome trace, which Perfetto opens.`,
 	inputs.Register(cmd.Flags())
 	iterations := cmd.Flags().Int("iterations", 0, "`number` of iterations (default: twelve periods of the plan)")
 	draw := cmd.Flags().Bool("draw", false, "draw the last iteration as text, a row a lane")
+	svg := cmd.Flags().String("svg", "", "`file` to draw the last iterations to, as a picture")
+	svgIterations := cmd.Flags().Int("svg-iterations", 2, "with --svg: `number` of iterations drawn")
 	out := outFlag(cmd, "")
 	asJSON := jsonFlag(cmd)
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		switch {
 		case cmd.Flags().Changed("iterations") && *iterations < 1:
 			return cli.Usagef("--iterations %d: at least 1", *iterations)
-		case *draw && (*asJSON || *out == cli.Stdout):
-			return cli.Usagef("--draw is text: not with --json, nor with -o -")
+		case *draw && (*asJSON || *out == cli.Stdout || *svg == cli.Stdout):
+			return cli.Usagef("--draw is text: not with --json, nor with an output -")
+		case *svgIterations < 1:
+			return cli.Usagef("--svg-iterations %d: at least 1", *svgIterations)
+		case *svg == "" && cmd.Flags().Changed("svg-iterations"):
+			return cli.Usagef("--svg-iterations is for --svg FILE")
+		case *svg != "" && *svg == *out:
+			return cli.Usagef("-o and --svg name the same file, %s", *svg)
 		}
 		return inputs.Check(cmd.Flags())
 	}
@@ -72,9 +82,18 @@ writes the timeline as a Chrome trace, which Perfetto opens.`,
 		}
 		if *out != "" {
 			err := c.WriteFile(ctx, *out, func(w io.Writer) error { return timeline.WriteChrome(w, result.Timeline) })
-			if err != nil || *out == cli.Stdout {
+			if err != nil {
 				return err
 			}
+		}
+		if *svg != "" {
+			err := c.WriteFile(ctx, *svg, func(w io.Writer) error { return view.Picture(w, result, j, p, *svgIterations) })
+			if err != nil {
+				return err
+			}
+		}
+		if *out == cli.Stdout || *svg == cli.Stdout {
+			return nil
 		}
 		if err := c.Print(view.Simulation(result, j, on), *asJSON); err != nil || !*draw {
 			return err

@@ -153,13 +153,7 @@ func (s *scale) linearTicks(most int) {
 		pad := max(math.Abs(s.hi)/2, 1e-90)
 		s.lo, s.hi = s.lo-pad, s.hi+pad
 	}
-	step := math.Pow(10, math.Floor(math.Log10((s.hi-s.lo)/float64(most))))
-	for _, f := range []float64{1, 2, 5, 10} {
-		if (s.hi-s.lo)/(step*f) <= float64(most) {
-			step *= f
-			break
-		}
-	}
+	step := svg.Step(s.hi-s.lo, most)
 	first, last := math.Floor(s.lo/step+1e-9), math.Ceil(s.hi/step-1e-9)
 	for k := first; k <= last; k++ {
 		s.ticks = append(s.ticks, k*step)

@@ -48,7 +48,7 @@ func (c *Console) WriteFile(ctx context.Context, name string, write func(io.Writ
 	if info, err := os.Stat(name); err == nil {
 		for _, in := range c.inputs {
 			if os.SameFile(in.info, info) {
-				return Usagef("-o %s would replace the input %s: give another name", name, in.name)
+				return Usagef("the output %s would replace the input %s: give another name", name, in.name)
 			}
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"encoding/xml"
 	"fmt"
 	"io"
+	"math"
 	"strconv"
 	"strings"
 	"unicode"
@@ -136,6 +137,21 @@ func (d *Doc) WriteTo(w io.Writer) (int64, error) {
 	d.body.WriteTo(&b)
 	b.WriteString("</svg>\n")
 	return b.WriteTo(w)
+}
+
+// Step is the smallest of 1, 2, 5, 10, ... of which at most so many cover span; 0
+// where there is nothing to cover.
+func Step(span float64, most int) float64 {
+	if !(span > 0) || math.IsInf(span, 1) || most < 1 {
+		return 0
+	}
+	step := math.Pow(10, math.Floor(math.Log10(span/float64(most))))
+	for _, f := range []float64{1, 2, 5} {
+		if span/(step*f) <= float64(most) {
+			return step * f
+		}
+	}
+	return 10 * step
 }
 
 // num writes a length to a hundredth of a pixel.

@@ -1,6 +1,7 @@
 package svg
 
 import (
+	"math"
 	"strings"
 	"testing"
 )
@@ -31,6 +32,21 @@ func TestEscape(t *testing.T) {
 	got := escape("<&\"'>\n\x00\xff\u202e\u200bok")
 	if want := "&lt;&amp;&#34;&#39;&gt;" + strings.Repeat("\ufffd", 5) + "ok"; got != want {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestStep(t *testing.T) {
+	for _, tc := range []struct {
+		span float64
+		most int
+		want float64
+	}{
+		{10, 10, 1}, {10, 9, 2}, {10, 4, 5}, {10, 1, 10}, {0.3, 3, 0.1}, {70, 8, 10}, {350, 7, 50}, {9, 1, 10},
+		{0, 5, 0}, {-1, 5, 0}, {math.NaN(), 5, 0}, {math.Inf(1), 5, 0}, {1, 0, 0},
+	} {
+		if got := Step(tc.span, tc.most); math.Abs(got-tc.want) > 1e-9*tc.want {
+			t.Errorf("%d steps over %g: %g, want %g", tc.most, tc.span, got, tc.want)
+		}
 	}
 }
 
