@@ -1,6 +1,11 @@
 package cluster
 
-import "slices"
+import (
+	"fmt"
+	"slices"
+
+	"weft/internal/near"
+)
 
 // Uniform is a cluster of equal workers at recorded speed, joined by one link.
 func Uniform(nodes, perNode int, link Link) *Cluster {
@@ -26,4 +31,25 @@ func (c *Cluster) WithServers() *Cluster {
 	with := *c
 	with.Servers = &Servers{Count: c.Nodes, Colocated: true}
 	return &with
+}
+
+// Only is the cluster with the named links alone, in the order of the names.
+func (c *Cluster) Only(names ...string) (*Cluster, error) {
+	var all []string
+	for _, l := range c.Links {
+		all = append(all, l.Name)
+	}
+	out := *c
+	out.Links = nil
+	for _, n := range names {
+		at := slices.Index(all, n)
+		switch {
+		case at < 0:
+			return nil, fmt.Errorf("there is no link %q%s", n, near.Hint(n, all))
+		case slices.ContainsFunc(out.Links, func(l Link) bool { return l.Name == n }):
+			return nil, fmt.Errorf("link %q is named twice", n)
+		}
+		out.Links = append(out.Links, c.Links[at])
+	}
+	return &out, nil
 }

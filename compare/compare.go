@@ -96,7 +96,7 @@ func Run(ctx context.Context, j *job.Job, c *cluster.Cluster, o Options) (*Compa
 		return nil, err
 	}
 	if !slices.ContainsFunc(rows, func(r Row) bool { return r.served() }) {
-		return nil, rows[0].Refusal
+		return nil, refusal(rows)
 	}
 	if base := slices.IndexFunc(rows, func(r Row) bool { return r.Policy.Name == Baseline && r.served() }); base >= 0 {
 		for i := range rows {
@@ -138,6 +138,19 @@ func Run(ctx context.Context, j *job.Job, c *cluster.Cluster, o Options) (*Compa
 			best.Idle/1000))
 	}
 	return out, nil
+}
+
+// refusal is why there is no row: if plans do not fit into memory, how much the
+// leanest needs.
+func refusal(rows []Row) error {
+	out := rows[0].Refusal
+	var least *plan.MemoryError
+	for i := range rows {
+		if m, ok := errors.AsType[*plan.MemoryError](rows[i].Refusal); ok && (least == nil || m.Need.Total() < least.Need.Total()) {
+			least, out = m, fmt.Errorf("no plan fits, not even that of %s: %w", rows[i].Policy.Name, m)
+		}
+	}
+	return out
 }
 
 func rank(served bool) int {
@@ -238,6 +251,11 @@ func try(ctx context.Context, j *job.Job, c *cluster.Cluster, p policy.Policy, o
 	r.Plan, r.Refusal = p.Build(ctx, j, c, o)
 	if err := ctx.Err(); err != nil || !r.served() {
 		return r, err
+	}
+	if most := o.Limits.MaxMemory; most > 0 {
+		if r.Refusal = plan.MemoryOf(r.Plan, j).Within(most); !r.served() {
+			return r, nil
+		}
 	}
 	if err := plan.Check(r.Plan, j, o.Limits).Err(); err != nil {
 		return r, fmt.Errorf("the plan of policy %s is not legal for this job: %w", p.Name, err)

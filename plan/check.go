@@ -11,11 +11,12 @@ import (
 	"weft/job"
 )
 
-// Limits are what a user allows of plans whose updates are delayed.
+// Limits are what a user allows of a plan.
 type Limits struct {
 	MaxDelay      int     // iterations
 	MaxStaleness  int     // iterations
 	MinUpdateRate float64 // updates an iteration, at most 1
+	MaxMemory     int64   // of one worker, bytes, as [MemoryOf] counts; 0: no limit
 }
 
 // DefaultLimits admit synchronous plans only.
@@ -96,7 +97,7 @@ var rules = []struct {
 	2: {"no circular wait", []int{0, 1}, (*checker).noCircle},
 	3: {"each read of an iteration sees one version", []int{0, 1, 2}, (*checker).oneVersion},
 	4: {"no gradient buffer is written in flight", []int{0, 1, 2, 3}, (*checker).enoughBuffers},
-	5: {"delay, staleness and update rate are stated and allowed", []int{0, 1}, (*checker).withinLimits},
+	5: {"delay, staleness, update rate and memory are allowed", []int{0, 1, 2}, (*checker).withinLimits},
 	6: {"all ranks hold the same plan", []int{0}, (*checker).samePlan},
 	7: {"flush is defined and drops no gradient", []int{0, 1, 2}, (*checker).flushes},
 	8: {"a global update follows all reductions", []int{0, 1}, (*checker).globalLast},
@@ -332,6 +333,11 @@ func (c *checker) withinLimits() (string, error) {
 		return "", fmt.Errorf("the plan states a largest staleness of %d; it is %d", p.MaxStaleness, staleness)
 	case math.Abs(p.UpdateRate-rate) > rounding:
 		return "", fmt.Errorf("the plan states an update rate of %.4g; it is %.4g", p.UpdateRate, rate)
+	}
+	if l.MaxMemory > 0 {
+		if err := MemoryOf(p, c.whole).Within(l.MaxMemory); err != nil {
+			return "", err
+		}
 	}
 	kind := "delayed"
 	if p.Synchronous() {

@@ -53,7 +53,7 @@ func (f *JobFlags) Job(ctx context.Context, c *Console, name string) (*job.Job, 
 
 // NoJob reports the first of the flags that say nothing without a job.
 func NoJob(fs *pflag.FlagSet) error {
-	for _, name := range []string{"tensors", "update", "recorded-overlap", "max-delay", "max-staleness", "min-update-rate"} {
+	for _, name := range []string{"tensors", "update", "recorded-overlap", "max-delay", "max-staleness", "min-update-rate", "max-memory"} {
 		if fs.Changed(name) {
 			return Usagef("--%s is about a job: give --job", name)
 		}
@@ -67,6 +67,7 @@ type ClusterFlags struct {
 	workers, perNode int
 	specs            []string
 	overlap          float64
+	only             []string
 
 	links []cluster.Link // parsed specs
 }
@@ -77,6 +78,7 @@ func (f *ClusterFlags) Register(fs *pflag.FlagSet) {
 	fs.StringArrayVar(&f.specs, "link", nil, "`spec` of a link between nodes: bandwidth and latency of one step, as in 10Gbit,25us; again for a second link")
 	fs.IntVar(&f.workers, "workers", 0, "`number` of workers (default: as recorded)")
 	fs.IntVar(&f.perNode, "per-node", 1, "`number` of workers a node")
+	fs.StringSliceVar(&f.only, "links", nil, "`names` of the links to use, as in eth0,eth1 (default: all)")
 	fs.Float64Var(&f.overlap, "overlap", 0, "a transfer slows computation by this `share`: rate 1/(1+share)")
 }
 
@@ -141,7 +143,11 @@ func checkShare(flag string, share float64) error {
 // Cluster is the cluster that a command line asks for, for this job.
 func (f *ClusterFlags) Cluster(ctx context.Context, c *Console, j *job.Job) (*cluster.Cluster, error) {
 	if f.file != "" {
-		return c.cluster(ctx, f.file)
+		out, err := c.cluster(ctx, f.file)
+		if err != nil {
+			return nil, err
+		}
+		return f.chosen(out)
 	}
 	workers := f.workers
 	if workers == 0 {
@@ -154,7 +160,22 @@ func (f *ClusterFlags) Cluster(ctx context.Context, c *Console, j *job.Job) (*cl
 		return nil, Usagef("--per-node %d does not divide the number of workers, %d", f.perNode, workers)
 	}
 	out := &cluster.Cluster{Nodes: workers / f.perNode, PerNode: f.perNode, Links: f.links, Overlap: f.overlap, Scale: 1}
-	return out, Usage(out.Validate())
+	if err := out.Validate(); err != nil {
+		return nil, Usage(err)
+	}
+	return f.chosen(out)
+}
+
+// chosen keeps the links that --links names.
+func (f *ClusterFlags) chosen(c *cluster.Cluster) (*cluster.Cluster, error) {
+	if len(f.only) == 0 {
+		return c, nil
+	}
+	out, err := c.Only(f.only...)
+	if err != nil {
+		return nil, Usagef("--links: %w", err)
+	}
+	return out, nil
 }
 
 // Flags say all that an execution needs: the job and the cluster.
@@ -280,6 +301,7 @@ func (f *LimitFlags) Register(fs *pflag.FlagSet) {
 	fs.IntVar(&f.limits.MaxDelay, "max-delay", 0, "largest delay D allowed, `iterations`; alone it also sets --max-staleness to D+2 and --min-update-rate to 1/3")
 	fs.IntVar(&f.limits.MaxStaleness, "max-staleness", 0, "largest staleness allowed, `iterations`")
 	fs.Float64Var(&f.limits.MinUpdateRate, "min-update-rate", 1, "smallest update `rate` allowed, updates an iteration")
+	fs.Var(quantity[int64]{&f.limits.MaxMemory, cluster.ParseSize}, "max-memory", "largest `size` of a worker's memory allowed, all that training needs (default: no limit)")
 }
 
 // Check reports what is wrong with the flags.
@@ -298,7 +320,9 @@ func (f *LimitFlags) Check() error {
 // Limits are the limits that the flags set.
 func (f *LimitFlags) Limits(fs *pflag.FlagSet) plan.Limits {
 	if fs.Changed("max-delay") && !fs.Changed("max-staleness") && !fs.Changed("min-update-rate") {
-		return plan.DelayLimits(f.limits.MaxDelay)
+		l := plan.DelayLimits(f.limits.MaxDelay)
+		l.MaxMemory = f.limits.MaxMemory
+		return l
 	}
 	return f.limits
 }

@@ -6,15 +6,30 @@ import (
 	"strings"
 
 	"weft/policy"
+	"weft/policy/auto"
 	"weft/policy/dear"
 	"weft/policy/fusion"
 	"weft/policy/priority"
 	"weft/policy/usbyte"
 )
 
-// Policies lists every policy, plainest first.
+var policies = []policy.Policy{
+	fusion.Recorded,
+	fusion.WFBP,
+	fusion.DDP,
+	fusion.Horovod,
+	fusion.MGWFBP,
+	fusion.MGWFBPExact,
+	fusion.ASCWFBP,
+	priority.P3,
+	priority.ByteScheduler,
+	usbyte.USByte,
+	dear.DeAR,
+}
+
+// Policies lists every policy, plainest first, and last the search over the rest.
 func Policies() []policy.Policy {
-	return []policy.Policy{fusion.Recorded, fusion.WFBP, fusion.DDP, fusion.Horovod, fusion.MGWFBP, fusion.MGWFBPExact, fusion.ASCWFBP, priority.P3, priority.ByteScheduler, usbyte.USByte, dear.DeAR}
+	return append(policies[:len(policies):len(policies)], auto.New(policies))
 }
 
 // Lookup finds a policy by name.

@@ -1,0 +1,233 @@
+// Package auto searches all other policies, and their parameters, for the best
+// plan that a user's limits allow.
+package auto
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+
+	"weft/bound"
+	"weft/cluster"
+	"weft/job"
+	"weft/plan"
+	"weft/policy"
+	"weft/sim"
+)
+
+// New makes the policy that searches the given ones, those for parameter
+// servers excepted, because whether there are any is not for a plan to choose.
+func New(others []policy.Policy) policy.Policy {
+	return policy.Policy{
+		Name:  "auto",
+		Title: "the best plan of all policies within your limits",
+		Paper: "none: a search",
+		Class: policy.Delayed,
+		Build: func(ctx context.Context, j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
+			return search(ctx, j, c, o.WithDefaults(), others)
+		},
+	}
+}
+
+// near is within what share of the best time plans count as equally fast; among
+// those the one that changes training least is taken (design rule 5).
+const near = 0.01
+
+// candidate is a policy with parameters, and what came of it.
+type candidate struct {
+	policy policy.Policy
+	with   string // the parameters, as flags
+	o      policy.Options
+	spread bool // over all links
+
+	plan   *plan.Plan // nil: none, and err says why or is nil too
+	time   float64
+	memory plan.Memory
+	err    error
+}
+
+// parameters are what a policy is tried with besides its defaults.
+var parameters = map[string][]struct {
+	flags string
+	set   func(*policy.Options)
+}{
+	"wfbp":          inFlight,
+	"mg-wfbp":       inFlight,
+	"mg-wfbp-exact": inFlight,
+	"ddp": {
+		{"--bucket 1MiB", func(o *policy.Options) { o.Bucket = 1 << 20 }},
+		{"--bucket 4MiB", func(o *policy.Options) { o.Bucket = 4 << 20 }},
+		{"--bucket 10MiB", func(o *policy.Options) { o.Bucket = 10 << 20 }},
+		{"--bucket 50MiB", func(o *policy.Options) { o.Bucket = 50 << 20 }},
+		{"--bucket 100MiB", func(o *policy.Options) { o.Bucket = 100 << 20 }},
+		{"--bucket 4MiB --in-flight 2", func(o *policy.Options) { o.Bucket, o.InFlight = 4<<20, 2 }},
+		{"--in-flight 2", func(o *policy.Options) { o.InFlight = 2 }},
+	},
+	"horovod": {
+		{"--cycle 5ms", func(o *policy.Options) { o.Cycle = 5000 }},
+		{"--fusion 32MiB", func(o *policy.Options) { o.Fusion = 32 << 20 }},
+	},
+	"p3": {
+		{"--slice 200000", func(o *policy.Options) { o.Slice = 200_000 }},
+		{"--slice 1000000", func(o *policy.Options) { o.Slice = 1_000_000 }},
+	},
+}
+
+var inFlight = []struct {
+	flags string
+	set   func(*policy.Options)
+}{
+	{"--in-flight 2", func(o *policy.Options) { o.InFlight = 2 }},
+	{"--in-flight 4", func(o *policy.Options) { o.InFlight = 4 }},
+}
+
+// candidates lists what is tried: each policy plain and with its parameters, on
+// the first link and, where there are more, spread over all.
+func candidates(c *cluster.Cluster, o policy.Options, others []policy.Policy) []candidate {
+	var out []candidate
+	add := func(x candidate) {
+		out = append(out, x)
+		if len(c.Links) > 1 {
+			x.spread = true
+			out = append(out, x)
+		}
+	}
+	for _, p := range others {
+		if p.Class == policy.Servers {
+			continue
+		}
+		add(candidate{policy: p, o: o})
+		for _, x := range parameters[p.Name] {
+			tried := o
+			x.set(&tried)
+			add(candidate{policy: p, with: x.flags, o: tried})
+		}
+	}
+	return out
+}
+
+func search(ctx context.Context, j *job.Job, c *cluster.Cluster, o policy.Options, others []policy.Policy) (*plan.Plan, error) {
+	all := candidates(c, o, others)
+	evaluate(ctx, j, c, all, o.Progress)
+	if err := ctx.Err(); err != nil {
+		return nil, context.Cause(ctx)
+	}
+	best, err := choose(all, o)
+	if err != nil {
+		return nil, err
+	}
+	floor, err := bound.Of(bound.ClassOf(best.plan), j, c, o.Limits)
+	if err != nil {
+		return nil, fmt.Errorf("auto: lower bound: %w", err)
+	}
+	p := *best.plan
+	p.Policy = "auto"
+	p.Notes = append([]string{best.note(floor, len(all))}, p.Notes...)
+	return &p, nil
+}
+
+// evaluate builds and runs every candidate, as many at once as there are
+// processors.
+func evaluate(ctx context.Context, j *job.Job, c *cluster.Cluster, all []candidate, progress func(done, total int)) {
+	turns := make(chan struct{}, runtime.GOMAXPROCS(0))
+	var (
+		group sync.WaitGroup
+		mu    sync.Mutex
+		done  int
+	)
+	for i := range all {
+		group.Go(func() {
+			turns <- struct{}{}
+			defer func() { <-turns }()
+			if ctx.Err() == nil {
+				all[i].try(ctx, j, c)
+			}
+			if progress != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				done++
+				progress(done, len(all))
+			}
+		})
+	}
+	group.Wait()
+}
+
+// try builds the candidate's plan, proves it and runs it.
+func (x *candidate) try(ctx context.Context, j *job.Job, c *cluster.Cluster) {
+	p, err := x.policy.Build(ctx, j, c, x.o)
+	if err == nil && x.spread {
+		p, err = policy.Spread(j, c, p)
+	}
+	if err != nil || p == nil {
+		x.err = err
+		return
+	}
+	x.memory = plan.MemoryOf(p, j)
+	limits := x.o.Limits
+	limits.MaxMemory = 0 // choose tells what would fit
+	if x.err = plan.Check(p, j, limits).Err(); x.err != nil {
+		return
+	}
+	result, err := sim.Run(ctx, j, c, p, sim.Options{})
+	if err != nil {
+		x.err = err
+		return
+	}
+	x.plan, x.time = p, result.Time
+}
+
+// choose takes the fastest candidate within the limit on memory, and of those
+// about as fast the one with the highest update rate, then the lowest
+// staleness, then the least memory.
+func choose(all []candidate, o policy.Options) (*candidate, error) {
+	var legal, fit []*candidate
+	var reasons []string
+	for i := range all {
+		x := &all[i]
+		switch {
+		case x.plan != nil:
+			legal = append(legal, x)
+			if o.Limits.MaxMemory == 0 || x.memory.Total() <= o.Limits.MaxMemory {
+				fit = append(fit, x)
+			}
+		case x.err != nil && !errors.Is(x.err, policy.ErrUnsuitable):
+			reasons = append(reasons, x.err.Error())
+		}
+	}
+	if len(legal) == 0 {
+		return nil, fmt.Errorf("auto: no policy has a plan for this job: %s", strings.Join(slices.Compact(reasons), "; "))
+	}
+	if len(fit) == 0 {
+		least := slices.MinFunc(legal, func(x, y *candidate) int { return cmp.Compare(x.memory.Total(), y.memory.Total()) })
+		return nil, fmt.Errorf("auto: no plan fits: %w", least.memory.Within(o.Limits.MaxMemory))
+	}
+	fastest := slices.MinFunc(fit, func(x, y *candidate) int { return cmp.Compare(x.time, y.time) })
+	fit = slices.DeleteFunc(fit, func(x *candidate) bool { return x.time > (1+near)*fastest.time })
+	return slices.MinFunc(fit, func(x, y *candidate) int {
+		return cmp.Or(
+			cmp.Compare(y.plan.UpdateRate, x.plan.UpdateRate),
+			cmp.Compare(x.plan.MaxStaleness, y.plan.MaxStaleness),
+			cmp.Compare(x.memory.Total(), y.memory.Total()),
+			cmp.Compare(x.time, y.time),
+		)
+	}), nil
+}
+
+// note says what was chosen, and what is left to gain.
+func (x *candidate) note(floor bound.Bound, tried int) string {
+	name := x.policy.Name
+	if x.with != "" {
+		name += " " + x.with
+	}
+	gap := "and no plan within the limits is faster"
+	if floor.Time > 0 && x.time > floor.Time*(1+1e-9) {
+		gap = fmt.Sprintf("%.1f %% above the lower bound for the limits, %.2f ms", 100*(x.time/floor.Time-1), floor.Time/1000)
+	}
+	return fmt.Sprintf("the best of %d plans is that of %s: %.2f ms, %s", tried, name, x.time/1000, gap)
+}
