@@ -6,6 +6,7 @@ package bound
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"math"
 	"slices"
 
@@ -38,36 +39,18 @@ func Synchronous(j *job.Job, c *cluster.Cluster) (Bound, error) {
 //
 // The cycle: take a set S of tensors and an op X. No transfer of a generation
 // starts before the earliest gradient of S is ready in its last iteration, A
-// after the start of X at least; together those of S take alpha +
-// beta·bytes(S); and from the completion of the last of them to the next X at
-// least D passes, the shortest of the longest paths from a reader of a tensor in
-// S to X. With a delay of at most d that X is at most d+1 iterations later, so
-// these take no less than D + A + alpha + beta·bytes(S). X is tried as the first
-// backward op of each lane.
+// after the start of X at least; those of S take tau(S) together; and from the
+// completion of the last of them to the next X at least D passes, the shortest
+// of the longest paths from a reader of a tensor in S to X. With a delay of at
+// most d that X is at most d+1 iterations later, so these take no less than
+// D + A + tau(S). X is tried as the first backward op of each lane.
 func Within(j *job.Job, c *cluster.Cluster, l plan.Limits) (Bound, error) {
-	n, err := reductions(c)
+	n, err := reductions(c, j)
 	if err != nil {
 		return Bound{}, err
 	}
 	return every(j, c, paceOf(l), n)
 }
-
-// reductions is the traffic of plans that reduce among workers.
-func reductions(c *cluster.Cluster) (traffic, error) {
-	alpha, beta, err := network(c, func(l int) (float64, float64, error) { return linkCost(c, l) })
-	return traffic{beta, []line{{alpha, beta}}}, err
-}
-
-// traffic is what moving gradients takes at least, for plans of one class.
-type traffic struct {
-	wire float64 // microseconds of the links, all together, for a byte
-	// From the first transfer of a set of tensors to the completion of their
-	// last no less passes than on any of these lines over their bytes.
-	lines []line
-}
-
-// line is alpha + beta·bytes, microseconds.
-type line struct{ alpha, beta float64 }
 
 // every bounds the plans of a pace and a traffic.
 func every(j *job.Job, c *cluster.Cluster, p pace, n traffic) (Bound, error) {
@@ -95,7 +78,7 @@ func (g *graph) bound(c *cluster.Cluster, p pace, n traffic, busy []float64) Bou
 		}
 	}
 	if t := p.rate * n.wire * float64(s.Bytes()); t > b.Time {
-		b.Time, b.Why = t, "the links transfer all the time"+p.atRate()
+		b.Time, b.Why = t, "the links transfer all the time"+p.rateLimit()
 	}
 	for l := range busy {
 		x := g.pivot(l)
@@ -103,13 +86,19 @@ func (g *graph) bound(c *cluster.Cluster, p pace, n traffic, busy []float64) Bou
 			continue
 		}
 		items, round := g.windows(x), factor*g.round(x)
-		for _, y := range n.lines {
-			once, first, last := g.worst(items, factor, y)
-			if t := p.around(once, round); t > b.Time {
-				b.Time = t
-				b.Why = fmt.Sprintf("no gradient up to %s is ready earlier, and no layer from %s on can start%s before they are reduced",
-					s.Tensors[first].Name, s.Tensors[last].Name, p.within())
+		for _, more := range p.more() {
+			w := g.worst(items, factor, n, more)
+			t := p.around(w.time, n.wire*w.bytes, round)
+			const rounding = 1e-12
+			if t <= b.Time*(1+rounding) {
+				continue
 			}
+			waits := "no layer from " + s.Tensors[w.last].Name + " on can start"
+			if s.Mode == job.Global {
+				waits = "no update is made"
+			}
+			b.Time = t
+			b.Why = fmt.Sprintf("no gradient up to %s is ready earlier, and%s %s before they are reduced", s.Tensors[w.first].Name, p.limits(), waits)
 		}
 	}
 	return b
@@ -147,97 +136,10 @@ func stay(j *job.Job, rate float64) []float64 {
 	return busy
 }
 
-// network is the smallest start-up, microseconds, and the smallest time a byte
-// that the cluster's links can reach together, given those of each link.
-func network(c *cluster.Cluster, link func(l int) (alpha, beta float64, err error)) (alpha, beta float64, err error) {
-	type medium struct{ sum, fastest, work float64 }
-	media := map[string]*medium{}
-	alpha = math.Inf(1)
-	free := false // a link takes no time a byte
-	for l := range c.Links {
-		a, b, err := link(l)
-		if err != nil {
-			return 0, 0, err
-		}
-		alpha = min(alpha, a)
-		if b == 0 {
-			free = true
-			continue
-		}
-		name := c.Links[l].Medium
-		if name == "" || c.Links[l].Bandwidth == 0 {
-			name = fmt.Sprintf("\x00%d", l)
-		}
-		m := media[name]
-		if m == nil {
-			m = &medium{work: math.Inf(1)}
-			media[name] = m
-		}
-		// A medium serves at most its fastest link's bandwidth, and a byte on
-		// link l takes b microseconds of that link's bandwidth.
-		m.sum += 1 / b
-		m.fastest = max(m.fastest, c.Links[l].Bandwidth)
-		m.work = min(m.work, b*c.Links[l].Bandwidth)
-	}
-	if free {
-		return alpha, 0, nil
-	}
-	var rate float64
-	for _, m := range media {
-		r := m.sum
-		if m.work > 0 {
-			r = min(r, m.fastest/m.work)
-		}
-		rate += r
-	}
-	return alpha, 1 / rate, nil
-}
-
-// linkCost is the smallest start-up and time a byte of reducing over link l. A
-// reduction has two halves, which may take different links: each costs a link no
-// less than a reduce-scatter, an all-gather, or half an all-reduce, whichever is
-// cheapest on it. A kind that the link has no price for no plan can use there.
-func linkCost(c *cluster.Cluster, l int) (alpha, beta float64, err error) {
-	alpha, beta = math.Inf(1), math.Inf(1)
-	for _, half := range []struct {
-		kind  cluster.Kind
-		share float64
-	}{{cluster.AllReduce, 0.5}, {cluster.ReduceScatter, 1}, {cluster.AllGather, 1}} {
-		a, b, e := kindCost(c, l, half.kind)
-		if e != nil {
-			err = cmp.Or(err, e)
-			continue
-		}
-		alpha, beta = min(alpha, 2*half.share*a), min(beta, 2*half.share*b)
-	}
-	if math.IsInf(beta, 1) {
-		return 0, 0, err
-	}
-	return alpha, beta, nil
-}
-
-// kindCost is the start-up and the least time a byte of a kind. Between two
-// points of a curve the time a byte is between theirs, and beyond the last it
-// approaches that of the last segment.
-func kindCost(c *cluster.Cluster, l int, k cluster.Kind) (alpha, beta float64, err error) {
-	sizes := []int64{1 << 40}
-	for _, p := range c.Links[l].Curve {
-		sizes = append(sizes, max(p.Bytes, 1))
-	}
-	beta = math.Inf(1)
-	for _, n := range sizes {
-		cost, err := c.Cost(l, k, n)
-		if err != nil {
-			return 0, 0, err
-		}
-		alpha, beta = cost.Alpha, min(beta, cost.Wire/float64(n))
-	}
-	return alpha, beta, nil
-}
-
 // graph is a job with its lane order as edges, in topological order.
 type graph struct {
 	job         *job.Job
+	device      bool // it has one
 	order       []job.OpID
 	prev        []job.OpID // by op: the op before it on its lane; -1
 	first, last []job.OpID // by lane; -1 for a lane without ops
@@ -248,7 +150,7 @@ type graph struct {
 
 func newGraph(j *job.Job) (*graph, error) {
 	none := slices.Repeat([]job.OpID{-1}, len(j.Lanes))
-	g := &graph{job: j, prev: make([]job.OpID, len(j.Ops)), first: none, last: slices.Clone(none)}
+	g := &graph{job: j, device: j.HasDevice(), prev: make([]job.OpID, len(j.Ops)), first: none, last: slices.Clone(none)}
 	left := make([]int32, len(j.Ops))
 	after := make([][]job.OpID, len(j.Ops))
 	for o := range j.Ops {
@@ -333,25 +235,59 @@ func (g *graph) windows(x job.OpID) []item {
 		for _, o := range t.Producers {
 			i.a = max(i.a, from[o])
 		}
-		for _, o := range t.Readers {
+		for o := range g.waiting(t) {
 			i.d = max(i.d, to[o])
 		}
-		if i.a >= 0 && i.d >= 0 && t.Elements > 0 {
+		if i.a >= 0 && t.Elements > 0 {
 			items = append(items, i)
 		}
 	}
 	if g.lane != nil {
 		g.widen(items, x, from, to)
 	}
+	if g.job.Mode == job.Global { // no update precedes the last reduction
+		latest := math.Inf(-1)
+		for _, i := range items {
+			latest = max(latest, i.d)
+		}
+		for i := range items {
+			items[i].d = latest
+		}
+	}
+	items = slices.DeleteFunc(items, func(i item) bool { return i.d < 0 })
 	slices.SortFunc(items, func(p, q item) int {
 		return cmp.Or(cmp.Compare(q.d, p.d), cmp.Compare(p.k, q.k))
 	})
 	return items
 }
 
-// worst maximises D + A + alpha + beta·bytes(S) over sets S of the form
-// {A_k >= a, D_k >= d}; no other set can be worse. first and last attain a and d.
-func (g *graph) worst(items []item, factor float64, y line) (time float64, first, last job.TensorID) {
+// waiting yields the readers of a tensor that wait for its update. In a job with
+// a device the host runs ahead: an op there that launches a reader does not.
+func (g *graph) waiting(t *job.Tensor) iter.Seq[job.OpID] {
+	return func(yield func(job.OpID) bool) {
+		for _, o := range t.Readers {
+			if g.device && g.job.Lanes[g.job.Ops[o].Lane].Kind != job.Device {
+				continue
+			}
+			if !yield(o) {
+				return
+			}
+		}
+	}
+}
+
+// set is a set S of tensors around an op: first attains A and last D.
+type set struct {
+	time        float64 // D + A + tau(S)
+	bytes       float64
+	first, last job.TensorID
+}
+
+// worst finds the set S that maximises D + A + tau(S), plus the wire time of its
+// bytes in more generations, among those of the form {A_k >= a, D_k >= d}; no
+// other can be worse.
+func (g *graph) worst(items []item, factor float64, n traffic, more float64) (worst set) {
+	most := 0.0
 	for _, a := range items {
 		bytes := 0.0
 		for _, i := range items {
@@ -359,12 +295,13 @@ func (g *graph) worst(items []item, factor float64, y line) (time float64, first
 				continue
 			}
 			bytes += float64(g.job.Tensors[i.k].GradBytes())
-			if t := factor*(i.d+a.a) + y.alpha + y.beta*bytes; t > time {
-				time, first, last = t, a.k, i.k
+			t := factor*(i.d+a.a) + n.time(bytes)
+			if m := t + more*n.wire*bytes; m > most {
+				most, worst = m, set{t, bytes, a.k, i.k}
 			}
 		}
 	}
-	return time, first, last
+	return worst
 }
 
 // paths gives, by op, the longest path from the start of x to the end of the

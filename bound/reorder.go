@@ -20,7 +20,7 @@ func Reordered(j *job.Job, c *cluster.Cluster) (Bound, error) {
 	if stretch == nil {
 		return Synchronous(j, c)
 	}
-	n, err := reductions(c)
+	n, err := reductions(c, j)
 	if err != nil {
 		return Bound{}, err
 	}
@@ -156,7 +156,7 @@ func relax(j *job.Job, stretch []int32) (relaxed *job.Job, lane []job.LaneID) {
 		y := &r.Ops[o]
 		y.Deps = append(append([]job.OpID(nil), y.Deps...), x.start)
 		y.Lane = job.LaneID(len(r.Lanes))
-		r.Lanes = append(r.Lanes, job.Lane{Kind: job.Device})
+		r.Lanes = append(r.Lanes, job.Lane{Kind: j.Lanes[l].Kind})
 	}
 	for l := range lanes {
 		if x := &lanes[l]; x.start >= 0 {
@@ -186,7 +186,7 @@ func (g *graph) widen(items []item, x job.OpID, from, to []float64) {
 			for _, o := range t.Producers {
 				before[o] |= 1 << i
 			}
-			for _, o := range t.Readers {
+			for o := range g.waiting(t) {
 				behind[o] |= 1 << i
 			}
 		}
@@ -216,7 +216,10 @@ func (g *graph) widen(items []item, x job.OpID, from, to []float64) {
 		}
 		for l := range lanes {
 			for i := range block {
-				block[i].a, block[i].d = max(block[i].a, lanes[l].a[i]), max(block[i].d, lanes[l].d[i])
+				block[i].a = max(block[i].a, lanes[l].a[i])
+				if block[i].d >= 0 {
+					block[i].d = max(block[i].d, lanes[l].d[i])
+				}
 			}
 		}
 	}

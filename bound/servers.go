@@ -25,15 +25,15 @@ func Servers(j *job.Job, c *cluster.Cluster) (Bound, error) {
 	}
 	// Of a set of n bytes the last to be pushed is pulled behind all pushes, and
 	// the first to be pushed is pushed ahead of all pulls.
-	n := traffic{wire: max(push.beta, pull.beta), lines: []line{
-		{push.alpha + pull.alpha, push.beta},
-		{push.alpha + pull.alpha, pull.beta},
+	n := traffic{wire: max(push.beta, pull.beta), floors: []floor{
+		{{push.alpha + pull.alpha, push.beta}},
+		{{push.alpha + pull.alpha, pull.beta}},
 	}}
 	if c.Sides(cluster.Push)&c.Sides(cluster.Pull) != 0 {
 		n.wire = max(
 			push.beta*(1+leastRatio(pull.links, push.links)),
 			pull.beta*(1+leastRatio(push.links, pull.links)))
-		n.lines = append(n.lines, line{pull.alpha, n.wire})
+		n.floors = append(n.floors, floor{{pull.alpha, n.wire}})
 	}
 	return every(j, c, paceOf(plan.DefaultLimits), n)
 }
@@ -45,19 +45,23 @@ type direction struct {
 	links []float64
 }
 
-func halfway(c *cluster.Cluster, k cluster.Kind) (d direction, err error) {
+func halfway(c *cluster.Cluster, k cluster.Kind) (direction, error) {
 	var missing error
-	d.alpha, d.beta, err = network(c, func(l int) (alpha, beta float64, err error) {
-		if alpha, beta, err = kindCost(c, l, k); err != nil {
-			missing, alpha, beta = err, math.Inf(1), math.Inf(1)
+	prices := make([]line, len(c.Links))
+	var d direction
+	for l := range prices {
+		var err error
+		if prices[l], err = kindCost(c, l, k); err != nil {
+			missing = err
 		}
-		d.links = append(d.links, beta)
-		return alpha, beta, nil
-	})
-	if math.IsInf(d.alpha, 1) {
+		d.links = append(d.links, prices[l].beta)
+	}
+	f := fill(c, prices)
+	if len(f) == 0 {
 		return d, missing
 	}
-	return d, err
+	d.line = line{f[0].alpha, f[len(f)-1].beta}
+	return d, nil
 }
 
 // leastRatio is the least of a byte's times over those of another kind on the

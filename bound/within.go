@@ -2,52 +2,118 @@ package bound
 
 import (
 	"fmt"
+	"math"
+	"strings"
 
 	"weft/plan"
 )
 
-// pace is what limits say of every plan within them.
+// pace is what limits say of every plan within them. Call the iterations from
+// the last of a generation to the first that reads its update its reach.
 type pace struct {
-	rate float64 // updates an iteration, at least
-	// reach is the most iterations from the last of a generation to the first
-	// that reads its update.
-	reach float64
-	// stride is the most iterations, on the mean, from the last of a generation
-	// to the first end of another that is no sooner than that read.
-	stride float64
+	rate   float64 // updates an iteration, at least
+	reach  float64 // iterations, at most
+	oldest float64 // length of a generation, at most; with its reach, one more at most
+	// staleness is its limit in words, if the rate follows from it.
+	staleness string
 }
 
-// paceOf derives the pace. No generation is longer than MaxStaleness + 1, so the
-// rate is at least one over that. A stride is a reach and the rest of a
-// generation that has begun by then. The reach of a generation of length k is at
-// most MaxStaleness + 2 - k, and its rest at most k - 1: together MaxStaleness +
-// 1 on the mean. And all ends of generations lie in reaches, one an iteration at
-// most, so at a rate r reaches are at least the r-th part of all iterations.
 func paceOf(l plan.Limits) pace {
-	oldest := 1 + float64(max(0, l.MaxStaleness))
-	p := pace{rate: min(1, max(l.MinUpdateRate, 1/oldest)), reach: min(1+float64(max(0, l.MaxDelay)), oldest)}
-	p.stride = max(p.reach, min(oldest, p.reach/p.rate))
+	p := pace{oldest: 1 + float64(max(0, l.MaxStaleness))}
+	p.rate = min(1, max(l.MinUpdateRate, 1/p.oldest))
+	p.reach = min(1+float64(max(0, l.MaxDelay)), p.oldest)
+	if p.rate < 1 && p.rate > l.MinUpdateRate {
+		p.staleness = fmt.Sprintf("a staleness of at most %d", l.MaxStaleness)
+	}
 	return p
 }
 
-// around is the least time of an iteration, given the least time of a reach and
-// that of any other iteration.
-func (p pace) around(reach, iteration float64) float64 {
-	return (reach + (p.stride-p.reach)*iteration) / p.stride
+// more lists for how many generations, beside one, to look for the set of
+// tensors that is worst.
+func (p pace) more() []float64 {
+	if p.rate == 1 {
+		return []float64{0} // the links alone bound the others
+	}
+	return []float64{0, 1}
 }
 
-// atRate and within name the limits that a bound rests on, if they are not those
-// of synchronous plans.
-func (p pace) atRate() string {
-	if p.rate == 1 {
+// around is the least time of an iteration, given the least times of a reach, of
+// the transfers of one more generation, and of an iteration. docs/bounds.md
+// proves it.
+func (p pace) around(reach, again, iteration float64) float64 {
+	return max(p.strides(reach, iteration), p.runs(reach, again, iteration))
+}
+
+// strides goes from the last iteration of a generation over its reach, and on to
+// the next last iteration of another. Of the iterations, reaches are at least the
+// rate-th part, because all last iterations lie in them; and the way is no longer
+// than oldest on the mean.
+func (p pace) strides(reach, iteration float64) float64 {
+	way := max(p.reach, min(p.oldest, p.reach/p.rate))
+	return (reach + (way-p.reach)*iteration) / way
+}
+
+// runs divides the generations into runs, in which each ends in the reach of the
+// one before. From a run's first end to the last one's read all its transfers go
+// over the links; then, until the next run's first end, iterations only compute.
+//
+// A run of n takes time(n) over so many iterations at most: the least time of an
+// iteration is that of the best mix of runs that keeps the rate, a linear program
+// with one constraint. Its dual is to find the price of a generation for which
+// the cheapest run costs most.
+func (p pace) runs(reach, again, iteration float64) float64 {
+	var options []line // over the price: each run's time an iteration
+	run := func(n, iterations, time float64) {
+		options = append(options, line{time / iterations, p.rate - n/iterations})
+	}
+	r := min(p.reach, (p.oldest+1)/2)
+	run(1, r, reach)
+	run(1, p.oldest+1-r, reach+(p.oldest+1-2*r)*iteration)
+	run(1, p.oldest, reach+(p.oldest-1)*iteration)
+	if p.reach > 1 {
+		busy := min(2*p.reach-1, p.oldest)
+		run(2, busy, reach+again)
+		run(2, p.oldest, reach+again+(p.oldest-busy)*iteration)
+		run(1, p.reach-1, again) // one more in a long run
+	}
+	cheapest := func(price float64) float64 {
+		least := math.Inf(1)
+		for _, o := range options {
+			least = min(least, o.alpha+o.beta*price)
+		}
+		return least
+	}
+	most := max(cheapest(0), cheapest(again))
+	for i, o := range options {
+		for _, q := range options[:i] {
+			if price := (o.alpha - q.alpha) / (q.beta - o.beta); price > 0 && price < again {
+				most = max(most, cheapest(price))
+			}
+		}
+	}
+	return most
+}
+
+// rateLimit names the limit that keeps updates from being rarer, if synchronous
+// plans do not have it.
+func (p pace) rateLimit() string {
+	switch {
+	case p.rate == 1:
 		return ""
+	case p.staleness != "":
+		return " at " + p.staleness
 	}
 	return fmt.Sprintf(" at an update rate of at least %.3g", p.rate)
 }
 
-func (p pace) within() string {
+// limits names those of delay and rate.
+func (p pace) limits() string {
 	if p.reach == 1 {
-		return ""
+		return p.rateLimit()
 	}
-	return fmt.Sprintf(" %g iterations later", p.reach)
+	delay := fmt.Sprintf(" at a delay of at most %g", p.reach-1)
+	if p.rate == 1 {
+		return delay
+	}
+	return delay + " and" + strings.TrimPrefix(p.rateLimit(), " at")
 }
