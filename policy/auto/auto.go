@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 
 	"weft/bound"
@@ -38,17 +37,19 @@ func New(others []policy.Policy) policy.Policy {
 // those the one that changes training least is taken (design rule 5).
 const near = 0.01
 
-// candidate is a policy with parameters, and what came of it.
+// candidate is a policy with parameters.
 type candidate struct {
 	policy policy.Policy
 	with   string // the parameters, as flags
 	o      policy.Options
-	spread bool // over all links
+}
 
-	plan   *plan.Plan // nil: none, and err says why or is nil too
-	time   float64
+// outcome is a plan of a candidate, and what came of it.
+type outcome struct {
+	candidate
+	plan   *plan.Plan
+	time   float64 // of an iteration, microseconds
 	memory plan.Memory
-	err    error
 }
 
 // parameters are what a policy is tried with besides its defaults.
@@ -86,38 +87,32 @@ var inFlight = []struct {
 	{"--in-flight 4", func(o *policy.Options) { o.InFlight = 4 }},
 }
 
-// candidates lists what is tried: each policy plain and with its parameters, on
-// the first link and, where there are more, spread over all.
-func candidates(c *cluster.Cluster, o policy.Options, others []policy.Policy) []candidate {
+// candidates lists what is tried: each policy plain and with its parameters.
+func candidates(o policy.Options, others []policy.Policy) []candidate {
 	var out []candidate
-	add := func(x candidate) {
-		out = append(out, x)
-		if len(c.Links) > 1 {
-			x.spread = true
-			out = append(out, x)
-		}
-	}
 	for _, p := range others {
 		if p.Class == policy.Servers {
 			continue
 		}
-		add(candidate{policy: p, o: o})
+		out = append(out, candidate{policy: p, o: o})
 		for _, x := range parameters[p.Name] {
 			tried := o
 			x.set(&tried)
-			add(candidate{policy: p, with: x.flags, o: tried})
+			out = append(out, candidate{p, x.flags, tried})
 		}
 	}
 	return out
 }
 
 func search(ctx context.Context, j *job.Job, c *cluster.Cluster, o policy.Options, others []policy.Policy) (*plan.Plan, error) {
-	all := candidates(c, o, others)
-	evaluate(ctx, j, c, all, o.Progress)
-	if err := ctx.Err(); err != nil {
+	outcomes, failures := evaluate(ctx, j, c, candidates(o, others), o.Progress)
+	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	best, err := choose(all, o)
+	if len(outcomes) == 0 {
+		return nil, fmt.Errorf("auto: no policy has a plan for this job: %w", errors.Join(failures...))
+	}
+	best, err := choose(outcomes, o.Limits)
 	if err != nil {
 		return nil, err
 	}
@@ -127,13 +122,14 @@ func search(ctx context.Context, j *job.Job, c *cluster.Cluster, o policy.Option
 	}
 	p := *best.plan
 	p.Policy = "auto"
-	p.Notes = append([]string{best.note(floor, len(all))}, p.Notes...)
+	p.Notes = append([]string{best.note(floor, len(outcomes))}, p.Notes...)
 	return &p, nil
 }
 
 // evaluate builds and runs every candidate, as many at once as there are
-// processors.
-func evaluate(ctx context.Context, j *job.Job, c *cluster.Cluster, all []candidate, progress func(done, total int)) {
+// processors. What is not of a candidate's kind fails silently.
+func evaluate(ctx context.Context, j *job.Job, c *cluster.Cluster, all []candidate, progress func(done, total int)) (outcomes []outcome, failures []error) {
+	found, failed := make([][]outcome, len(all)), make([]error, len(all))
 	turns := make(chan struct{}, runtime.GOMAXPROCS(0))
 	var (
 		group sync.WaitGroup
@@ -145,7 +141,7 @@ func evaluate(ctx context.Context, j *job.Job, c *cluster.Cluster, all []candida
 			turns <- struct{}{}
 			defer func() { <-turns }()
 			if ctx.Err() == nil {
-				all[i].try(ctx, j, c)
+				found[i], failed[i] = all[i].try(ctx, j, c)
 			}
 			if progress != nil {
 				mu.Lock()
@@ -156,71 +152,67 @@ func evaluate(ctx context.Context, j *job.Job, c *cluster.Cluster, all []candida
 		})
 	}
 	group.Wait()
+	for i, err := range failed {
+		if err != nil && !errors.Is(err, policy.ErrUnsuitable) {
+			failures = append(failures, err)
+		}
+		outcomes = append(outcomes, found[i]...)
+	}
+	return outcomes, failures
 }
 
-// try builds the candidate's plan, proves it and runs it.
-func (x *candidate) try(ctx context.Context, j *job.Job, c *cluster.Cluster) {
+// try builds the candidate's plan, and the same spread over all links, proves
+// both and runs them.
+func (x candidate) try(ctx context.Context, j *job.Job, c *cluster.Cluster) (out []outcome, err error) {
 	p, err := x.policy.Build(ctx, j, c, x.o)
-	if err == nil && x.spread {
-		p, err = policy.Spread(j, c, p)
+	if err != nil {
+		return nil, err
 	}
-	if err != nil || p == nil {
-		x.err = err
-		return
+	spread, err := policy.Spread(j, c, p)
+	if err != nil {
+		return nil, err
 	}
-	x.memory = plan.MemoryOf(p, j)
 	limits := x.o.Limits
 	limits.MaxMemory = 0 // choose tells what would fit
-	if x.err = plan.Check(p, j, limits).Err(); x.err != nil {
-		return
+	for _, p := range []*plan.Plan{p, spread} {
+		if p == nil {
+			continue
+		}
+		if err := plan.Check(p, j, limits).Err(); err != nil {
+			return nil, fmt.Errorf("%s: %w", x.policy.Name, err)
+		}
+		r, err := sim.Run(ctx, j, c, p, sim.Options{})
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", x.policy.Name, err)
+		}
+		out = append(out, outcome{x, p, r.Time, plan.MemoryOf(p, j)})
 	}
-	result, err := sim.Run(ctx, j, c, p, sim.Options{})
-	if err != nil {
-		x.err = err
-		return
-	}
-	x.plan, x.time = p, result.Time
+	return out, nil
 }
 
-// choose takes the fastest candidate within the limit on memory, and of those
-// about as fast the one with the highest update rate, then the lowest
-// staleness, then the least memory.
-func choose(all []candidate, o policy.Options) (*candidate, error) {
-	var legal, fit []*candidate
-	var reasons []string
-	for i := range all {
-		x := &all[i]
-		switch {
-		case x.plan != nil:
-			legal = append(legal, x)
-			if o.Limits.MaxMemory == 0 || x.memory.Total() <= o.Limits.MaxMemory {
-				fit = append(fit, x)
-			}
-		case x.err != nil && !errors.Is(x.err, policy.ErrUnsuitable):
-			reasons = append(reasons, x.err.Error())
-		}
-	}
-	if len(legal) == 0 {
-		return nil, fmt.Errorf("auto: no policy has a plan for this job: %s", strings.Join(slices.Compact(reasons), "; "))
-	}
+// choose takes the fastest outcome that fits into memory, and of those about as
+// fast the one with the highest update rate, then the lowest staleness, then the
+// least memory.
+func choose(all []outcome, l plan.Limits) (outcome, error) {
+	memory := func(x, y outcome) int { return cmp.Compare(x.memory.Total(), y.memory.Total()) }
+	fit := slices.DeleteFunc(slices.Clone(all), func(x outcome) bool { return l.MaxMemory > 0 && x.memory.Total() > l.MaxMemory })
 	if len(fit) == 0 {
-		least := slices.MinFunc(legal, func(x, y *candidate) int { return cmp.Compare(x.memory.Total(), y.memory.Total()) })
-		return nil, fmt.Errorf("auto: no plan fits: %w", least.memory.Within(o.Limits.MaxMemory))
+		return outcome{}, fmt.Errorf("auto: no plan fits: %w", slices.MinFunc(all, memory).memory.Within(l.MaxMemory))
 	}
-	fastest := slices.MinFunc(fit, func(x, y *candidate) int { return cmp.Compare(x.time, y.time) })
-	fit = slices.DeleteFunc(fit, func(x *candidate) bool { return x.time > (1+near)*fastest.time })
-	return slices.MinFunc(fit, func(x, y *candidate) int {
+	least := slices.MinFunc(fit, func(x, y outcome) int { return cmp.Compare(x.time, y.time) }).time
+	fit = slices.DeleteFunc(fit, func(x outcome) bool { return x.time > (1+near)*least })
+	return slices.MinFunc(fit, func(x, y outcome) int {
 		return cmp.Or(
 			cmp.Compare(y.plan.UpdateRate, x.plan.UpdateRate),
 			cmp.Compare(x.plan.MaxStaleness, y.plan.MaxStaleness),
-			cmp.Compare(x.memory.Total(), y.memory.Total()),
+			memory(x, y),
 			cmp.Compare(x.time, y.time),
 		)
 	}), nil
 }
 
 // note says what was chosen, and what is left to gain.
-func (x *candidate) note(floor bound.Bound, tried int) string {
+func (x outcome) note(floor bound.Bound, tried int) string {
 	name := x.policy.Name
 	if x.with != "" {
 		name += " " + x.with
