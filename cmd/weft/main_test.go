@@ -275,6 +275,8 @@ func TestKeysDocumented(t *testing.T) {
 		"plan check " + wfbp + " " + ddp,
 		"simulate --job " + rx + onLink + " --plan " + wfbp,
 		"policies",
+		"study",
+		"study us-byte",
 		"version",
 	} {
 		var out, problems bytes.Buffer

@@ -31,9 +31,11 @@ type Fact struct {
 	Value      any
 }
 
-// Table is rows under columns. Key is its JSON name, "" where all rows stand apart.
+// Table is rows under columns. Key is its JSON name, "" where all rows stand apart,
+// or where it is for people alone; Data, one that is for programs alone.
 type Table struct {
 	Title, Key string
+	Data       bool
 	Columns    []Column
 	Rows       []Row
 }
@@ -108,7 +110,9 @@ func (r *Report) writeText(w io.Writer, color bool) error {
 		parts = append(parts, r.facts())
 	}
 	for i := range r.Tables {
-		parts = append(parts, r.Tables[i].text(color))
+		if !r.Tables[i].Data {
+			parts = append(parts, r.Tables[i].text(color))
+		}
 	}
 	if len(r.Notes) > 0 {
 		var notes strings.Builder

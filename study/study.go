@@ -1,0 +1,125 @@
+// Package study reproduces, in simulated time, the shape of the headline
+// experiments of the papers whose schedules are policies here. A study is data:
+// cases, the schedules that run on each, and what the paper claims of them. One
+// engine runs them all, so that another study is another entry of a table.
+//
+// No assumption of a study was chosen to meet a paper's number.
+package study
+
+import (
+	"fmt"
+
+	"weft/cluster"
+	"weft/internal/fault"
+	"weft/internal/near"
+	"weft/job"
+	"weft/policy"
+	"weft/zoo"
+)
+
+// Study is one experiment: every schedule runs on every case.
+type Study struct {
+	Name        string // as on the command line
+	Title       string // what is compared
+	Paper, Link string
+	// Claims are what the paper's abstract claims, and what of ours stands beside it.
+	Claims []Claim
+	// Assumptions are ours: what the paper does not say, or the simulator does not know.
+	Assumptions []string
+	// Differences say why ours is not what the paper claims.
+	Differences []string
+
+	Setting   string // what tells the cases of a model apart, and its unit
+	Cases     []Case
+	Schedules []Schedule
+	Subject   string // the schedule whose gain over the others is shown
+	Ranked    bool   // the order of the schedules is a result too
+	Plot      Plot
+}
+
+// Case is what schedules are compared on.
+type Case struct {
+	Model   string  // what computes, as tables name it
+	Setting string  // the rest, as tables name it
+	X       float64 // Setting as a number, for the axis of a line chart
+	Jobs    []Source
+	Cluster cluster.Cluster
+	// Coverage, if not 0, sets the bandwidth of the first link, so that the wire
+	// time of all-reducing all gradients there is this many times the computation.
+	Coverage float64
+}
+
+// Source is where a job comes from: the zoo, or Job itself.
+type Source struct {
+	Model, Device string
+	Options       zoo.Options
+	Job           *job.Job
+}
+
+func (s Source) load() (*job.Job, error) {
+	if s.Job != nil {
+		return s.Job, nil
+	}
+	return zoo.Job(s.Model, s.Device, s.Options)
+}
+
+// Schedule is what runs on a case: a policy's plan, or what Run does.
+type Schedule struct {
+	Name   string // as tables name it
+	Policy string
+	// Tries are options of the policy, of which those count that make the case
+	// fastest, the first of equals. None: the defaults.
+	Tries []policy.Options
+	Run   runner
+}
+
+// Plot says what a study's chart shows.
+type Plot struct {
+	Kind  PlotKind
+	Model string // the only one shown; "": all
+	// Log makes the axis of settings logarithmic, in a line chart.
+	Log bool
+}
+
+// PlotKind is the form of a chart and what it measures.
+type PlotKind uint8
+
+const (
+	GainBars  PlotKind = iota // the subject's gain over each of the others, a group a case
+	TimeBars                  // iteration times
+	TimeLines                 // iteration times over the setting, relative to computation alone
+	GainLines                 // the subject's gain over the settings
+)
+
+// Claim is a statement of a paper's abstract: a gain of one schedule over others.
+type Claim struct {
+	Text    string // in the paper's terms
+	Of      string // a schedule
+	Over    []string
+	Fastest bool   // only over the fastest of these
+	Setting string // the cases that it is about; "": all
+	Measure Measure
+}
+
+// Measure compares two outcomes of a case.
+type Measure uint8
+
+const (
+	Gain     Measure = iota // iterations a second, over those of the other, less 1
+	Steadier                // spread of the other's iteration times, over one's own
+)
+
+// All lists the studies.
+func All() []Study { return studies }
+
+// Lookup finds a study by name. The error names a near one.
+func Lookup(name string) (*Study, error) {
+	var names []string
+	for i := range studies {
+		if studies[i].Name == name {
+			return &studies[i], nil
+		}
+		names = append(names, studies[i].Name)
+	}
+	return nil, fmt.Errorf("no study %q%s", fault.Short(name), near.Hint(name, names))
+}
