@@ -20,6 +20,7 @@ func newPlan(c *cli.Console) *cobra.Command {
 		Long: `Builds the plan that a policy makes for a job on a cluster, proves it, and
 writes it to a file or, without -o, to the standard output.`,
 		Example: `  weft plan trace.json.gz --cluster cluster.yaml --policy mg-wfbp -o plan.json
+  weft plan job.json --link 10Gbit,25us --policy deft --max-delay 1 -o plan.json
   weft plan explain plan.json
   weft plan check plan.json --job job.json`,
 		Args: want(1, 1, "one TRACE or JOB"),
@@ -30,6 +31,8 @@ writes it to a file or, without -o, to the standard output.`,
 	var policies cli.PolicyFlags
 	inputs.Register(cmd.Flags())
 	policies.Register(cmd.Flags())
+	var limits cli.LimitFlags
+	limits.Register(cmd.Flags())
 	name := cmd.Flags().String("policy", "", "`name` of the policy; weft policies lists them")
 	cmd.RegisterFlagCompletionFunc("policy", cobra.FixedCompletions(policyNames(), cobra.ShellCompDirectiveNoFileComp))
 	out := outFlag(cmd, cli.Stdout)
@@ -40,7 +43,7 @@ writes it to a file or, without -o, to the standard output.`,
 			return cli.Usagef("no --policy; weft policies lists them")
 		}
 		chosen, err = all.Lookup(*name)
-		return cmp.Or(err, inputs.Check(cmd.Flags()), policies.Check(cmd.Flags(), *name))
+		return cmp.Or(err, inputs.Check(cmd.Flags()), policies.Check(cmd.Flags(), *name), limits.Check())
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx := cmd.Context()
@@ -48,11 +51,12 @@ writes it to a file or, without -o, to the standard output.`,
 		if err != nil {
 			return err
 		}
+		policies.Options.Limits = limits.Limits(cmd.Flags())
 		p, err := chosen.Build(ctx, j, on, policies.Options)
 		if err != nil {
 			return err
 		}
-		if err := plan.Check(p, j, plan.DefaultLimits).Err(); err != nil {
+		if err := plan.Check(p, j, policies.Options.Limits).Err(); err != nil {
 			return err
 		}
 		if err := c.WriteFile(ctx, *out, func(w io.Writer) error { return plan.Write(w, p) }); err != nil {

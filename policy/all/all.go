@@ -8,6 +8,7 @@ import (
 	"weft/policy"
 	"weft/policy/auto"
 	"weft/policy/dear"
+	"weft/policy/deft"
 	"weft/policy/fusion"
 	"weft/policy/priority"
 	"weft/policy/usbyte"
@@ -25,6 +26,7 @@ var policies = []policy.Policy{
 	priority.ByteScheduler,
 	usbyte.USByte,
 	dear.DeAR,
+	deft.DeFT,
 }
 
 // Policies lists every policy, plainest first, and last the search over the rest.
