@@ -1,9 +1,10 @@
-# make demo   build weft and run it on a recorded trace
-# make test   every test, with the race detector
-# make lint   gofmt, go vet, staticcheck, and the walls between packages
-# make build  a static bin/weft
-# make bench  every benchmark
-# make fuzz   every fuzz test, for FUZZTIME each
+# make demo      build weft and run it on a recorded trace
+# make test      every test, with the race detector
+# make lint      gofmt, go vet, staticcheck, and the walls between packages
+# make build     a static bin/weft
+# make bench     every benchmark
+# make fuzz      every fuzz test, for FUZZTIME each
+# make pictures  the timelines of docs/policies
 
 VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 FUZZTIME ?= 10s
@@ -13,7 +14,7 @@ DEMO     := testdata/traces/gpt-gloo-torch2.6
 # Releases are the same everywhere: no cgo, no paths, no clock in the binary.
 BUILD := CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '-s -w -X main.version=$(VERSION)'
 
-.PHONY: demo test lint build bench fuzz clean cc
+.PHONY: demo test lint build bench pictures fuzz clean cc
 
 build:
 	@$(BUILD) -o bin/weft ./cmd/weft
@@ -34,6 +35,9 @@ lint:
 
 bench:
 	go test -run '^$$' -bench '$(BENCH)' -benchmem ./...
+
+pictures:
+	go run ./scripts/pictures
 
 # go test -fuzz takes one test at a time, so they are listed first. Making inputs
 # smaller may outlast FUZZTIME, which go test then reports as a failure: it gets

@@ -275,6 +275,7 @@ func TestKeysDocumented(t *testing.T) {
 		"plan check " + wfbp + " " + ddp,
 		"simulate --job " + rx + onLink + " --plan " + wfbp,
 		"policies",
+		"explain p3",
 		"study",
 		"study us-byte",
 		"version",

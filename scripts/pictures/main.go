@@ -1,0 +1,106 @@
+// Pictures draws what each policy makes of the running example, and shows it on
+// the policy's page: go run ./scripts/pictures [DIRECTORY], from the root of the
+// repository, where DIRECTORY is docs/policies.
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"weft/cluster"
+	"weft/internal/view"
+	"weft/job"
+	"weft/plan"
+	"weft/policy"
+	"weft/policy/all"
+	"weft/sim"
+)
+
+func main() {
+	dir := "docs/policies"
+	if len(os.Args) > 1 {
+		dir = os.Args[1]
+	}
+	for _, p := range all.Policies() {
+		if err := show(p, dir); err != nil {
+			fmt.Fprintf(os.Stderr, "pictures: %s: %v\n", p.Name, err)
+			os.Exit(1)
+		}
+	}
+}
+
+// show writes a policy's picture, and puts it below the title of the page.
+func show(p policy.Policy, dir string) error {
+	picture, err := draw(p)
+	if errors.Is(err, policy.ErrUnsuitable) {
+		fmt.Fprintf(os.Stderr, "pictures: none of %s: %v\n", p.Name, err)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, p.Name+".svg"), picture, 0o666); err != nil {
+		return err
+	}
+	file := filepath.Join(dir, p.Name+".md")
+	page, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	title, rest, _ := strings.Cut(string(page), "\n")
+	link := fmt.Sprintf("![The running example under %s](%s.svg)", p.Name, p.Name)
+	if strings.Contains(rest, link) {
+		return nil
+	}
+	return os.WriteFile(file, []byte(title+"\n\n"+link+"\n"+rest), 0o666)
+}
+
+// The running example of sim/testdata/script/rx.txt, which works it out policy by
+// policy, at a thousand times its size: four layers whose forward and backward
+// passes take so many milliseconds, with gradients of so many kilobytes, each
+// reduced in 2 ms and 1 ms a kilobyte.
+func example() (*job.Job, *cluster.Cluster) {
+	j := job.Chain("rx", []float64{2000, 2000, 1000, 4000}, []float64{4000, 4000, 2000, 8000}, []int64{1000, 2000, 3000, 7000})
+	j.Recorded = &job.Recorded{Buckets: []job.RecordedBucket{{Tensors: []job.TensorID{3, 2}}, {Tensors: []job.TensorID{1, 0}}}}
+	c := &cluster.Cluster{Nodes: 4, PerNode: 1, Scale: 1, Links: []cluster.Link{{Name: "link", Bandwidth: 8e6}}}
+	for _, k := range []struct {
+		kind  cluster.Kind
+		share float64 // of an all-reduce
+	}{{cluster.AllReduce, 1}, {cluster.ReduceScatter, 0.5}, {cluster.AllGather, 0.5}} {
+		for _, bytes := range []int64{1000, 2000} {
+			c.Links[0].Curve = append(c.Links[0].Curve, cluster.Point{Kind: k.kind, Bytes: bytes, Time: k.share * (2000 + float64(bytes))})
+		}
+	}
+	return j, c
+}
+
+// options are those of the worked example: what is searched for or has defaults
+// for real networks is fixed to its scale.
+var options = policy.Options{
+	FirstBucket: 1000, Bucket: 5000, Cycle: 5000, Slice: 250, Partition: 250, Credit: 3000, Group: 1000, Unit: 250,
+}
+
+// draw simulates a policy's plan for the example and draws two iterations of it.
+func draw(pol policy.Policy) ([]byte, error) {
+	ctx := context.Background()
+	j, c := example()
+	p, err := pol.Build(ctx, j, c, options)
+	if err != nil {
+		return nil, err
+	}
+	if err := plan.Check(p, j, plan.AnyLimits).Err(); err != nil {
+		return nil, err
+	}
+	r, err := sim.Run(ctx, j, c, p, sim.Options{Timeline: true, Ranks: 1})
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	err = view.Picture(&b, r, j, p, 2)
+	return b.Bytes(), err
+}
