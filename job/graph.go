@@ -117,6 +117,17 @@ func (j *Job) Schedule() (start, end []float64, err error) {
 	return start[:n:n], end[:n:n], nil
 }
 
+// Sequence lists the ops so that each follows what it waits for: the ops before
+// it on its lane, its dependencies, and those that a collective before it waits
+// for. The error is [Job.Validate]'s, on references and cycles.
+func (j *Job) Sequence() ([]OpID, error) {
+	g, err := j.runnable()
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(g.order, func(v int32) bool { return int(v) >= len(j.Ops) }), nil
+}
+
 // cycle is the error that names one cycle of a graph whose order is incomplete.
 func (j *Job) cycle(g *graph) error {
 	const none, any = -1, -2

@@ -78,6 +78,7 @@ type Profile struct {
 	// Forward is from the start of the iteration to that of the backward pass,
 	// Backward from there to the last gradient.
 	Forward, Backward float64
+	Scale             float64 // by what op times are multiplied on the slowest worker
 	// Collectives are when the job's own are issued, from the start of the
 	// backward pass: negative in forward.
 	Collectives []float64
@@ -118,7 +119,7 @@ func NewProfile(j *job.Job, c *cluster.Cluster, copies bool) (*Profile, error) {
 	p := &Profile{
 		Ready: make([]float64, n), Order: make([]job.TensorID, n),
 		Read: make([]float64, n), Use: make([]job.TensorID, n),
-		Forward: origin * scale,
+		Forward: origin * scale, Scale: scale,
 	}
 	for k, ops := range s.ReadyOps() {
 		p.Ready[k], p.Order[k] = latest(ops), job.TensorID(k)
@@ -149,7 +150,7 @@ type Send struct {
 // Barrier builds the plan that all-reduces whole tensors in the given order on
 // the first link and applies all updates at the optimizer step, behind a barrier.
 func Barrier(name string, j *job.Job, c *cluster.Cluster, sends []Send, o Options) (*plan.Plan, error) {
-	p, err := newPlan(name, j, c, o)
+	p, err := Start(name, j, c, o)
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +165,9 @@ func Barrier(name string, j *job.Job, c *cluster.Cluster, sends []Send, o Option
 	return p, p.AddCollectives(j)
 }
 
-func newPlan(name string, j *job.Job, c *cluster.Cluster, o Options) (*plan.Plan, error) {
+// Start starts a plan that applies all updates at the optimizer step, behind a
+// barrier. Its programs, one for each of the cluster's links, are empty.
+func Start(name string, j *job.Job, c *cluster.Cluster, o Options) (*plan.Plan, error) {
 	links := make([]string, len(c.Links))
 	for l := range c.Links {
 		links[l] = c.Links[l].Name
@@ -194,12 +197,20 @@ func Crossing(name string, j *job.Job, c *cluster.Cluster, o Options) (*plan.Pla
 			return nil, fmt.Errorf("%w: %s updates parameters when they are read, and the job does not say which op reads tensor %s", ErrUnsuitable, name, j.Tensors[k].Name)
 		}
 	}
-	p, err := newPlan(name, j, c, o)
+	p, err := Start(name, j, c, o)
 	if err != nil {
 		return nil, err
 	}
 	p.Updates[0].At = plan.AtRead
 	return p, nil
+}
+
+// NeedServers refuses a cluster without parameter servers.
+func NeedServers(name string, c *cluster.Cluster) error {
+	if c.Servers == nil {
+		return fmt.Errorf("%w: %s pushes to parameter servers, and the cluster has none; --servers %d puts one on each node", ErrUnsuitable, name, c.Nodes)
+	}
+	return nil
 }
 
 // Sends makes a Send of each group of tensors.

@@ -29,11 +29,13 @@ func Spread(j *job.Job, c *cluster.Cluster, p *plan.Plan) (*plan.Plan, error) {
 		out.Programs[l].Window.Transfers = p.Programs[0].Window.Transfers
 	}
 	moved := make([][]int, len(p.Programs[0].Transfers)) // by old position, link: the new one, or -1
+	origin := make([][]int, len(p.Programs))             // by link, new position: the old bucket
 	carried := make([]int64, len(p.Programs))
 	for i, t := range p.Programs[0].Transfers {
 		moved[i] = slices.Repeat([]int{-1}, len(out.Programs))
 		if t.Bucket < 0 {
 			moved[i][0] = len(out.Programs[0].Transfers)
+			origin[0] = append(origin[0], t.Bucket)
 			out.Programs[0].Transfers = append(out.Programs[0].Transfers, t)
 			continue
 		}
@@ -58,6 +60,7 @@ func Spread(j *job.Job, c *cluster.Cluster, p *plan.Plan) (*plan.Plan, error) {
 			part := t
 			part.Bucket = bucket
 			moved[i][l] = len(out.Programs[l].Transfers)
+			origin[l] = append(origin[l], t.Bucket)
 			out.Programs[l].Transfers = append(out.Programs[l].Transfers, part)
 		}
 	}
@@ -67,7 +70,7 @@ func Spread(j *job.Job, c *cluster.Cluster, p *plan.Plan) (*plan.Plan, error) {
 	for l := range out.Programs {
 		for t := range out.Programs[l].Transfers {
 			x := &out.Programs[l].Transfers[t]
-			x.Gates = follow(p, out.Buckets, x, l, moved)
+			x.Gates = follow(p, x.Gates, origin[l][t], l, moved)
 		}
 		// What is in flight is shared out as the bytes are.
 		if w := p.Programs[0].Window.Bytes; w > 0 {
@@ -79,18 +82,17 @@ func Spread(j *job.Job, c *cluster.Cluster, p *plan.Plan) (*plan.Plan, error) {
 	return &out, nil
 }
 
-// follow redirects gates on transfers to their parts: a part waits for the part
-// on its own link of a transfer that is cut alike, and for all parts of another.
-func follow(p *plan.Plan, buckets []plan.Bucket, t *plan.Transfer, link int, moved [][]int) []plan.Gate {
+// follow redirects a part's gates on transfers to their parts: on its own link to
+// that of a transfer of the same bucket, which is cut alike, and to all parts of
+// another.
+func follow(p *plan.Plan, gates []plan.Gate, bucket, link int, moved [][]int) []plan.Gate {
 	var out []plan.Gate
-	for _, g := range t.Gates {
+	for _, g := range gates {
 		if g.Kind != plan.TransferDone {
 			out = append(out, g)
 			continue
 		}
-		of := p.Programs[0].Transfers[g.Transfer].Bucket
-		alike := t.Bucket >= 0 && of >= 0 && moved[g.Transfer][link] >= 0 &&
-			within(buckets[t.Bucket], p.Buckets[of])
+		alike := bucket >= 0 && bucket == p.Programs[0].Transfers[g.Transfer].Bucket && moved[g.Transfer][link] >= 0
 		for l, at := range moved[g.Transfer] {
 			if at >= 0 && (!alike || l == link) {
 				g.Link, g.Transfer = l, at
@@ -99,14 +101,6 @@ func follow(p *plan.Plan, buckets []plan.Bucket, t *plan.Transfer, link int, mov
 		}
 	}
 	return out
-}
-
-// within reports whether a is cut from b.
-func within(a, b plan.Bucket) bool {
-	x := a.Slices[0]
-	return slices.ContainsFunc(b.Slices, func(y plan.Slice) bool {
-		return x.Tensor == y.Tensor && y.Offset <= x.Offset && x.Offset < y.Offset+y.Length
-	})
 }
 
 type load struct {

@@ -167,7 +167,7 @@ func merge(a, b []job.OpID) []job.OpID {
 	return out
 }
 
-// Cluster draws a cluster of equal workers with one link.
+// Cluster draws a cluster of equal workers with one link, maybe with parameter servers.
 func Cluster(t *rapid.T) *cluster.Cluster {
 	c := cluster.Uniform(rapid.IntRange(1, 16).Draw(t, "nodes"), rapid.IntRange(1, 4).Draw(t, "workers a node"), cluster.Link{
 		Name:      "net",
@@ -177,6 +177,13 @@ func Cluster(t *rapid.T) *cluster.Cluster {
 	})
 	if c.PerNode > 1 {
 		c.Inside = &cluster.Link{Name: "inside", Latency: 1, Bandwidth: 400e9}
+	}
+	if rapid.Bool().Draw(t, "servers") {
+		c.Servers = &cluster.Servers{
+			Count:     rapid.IntRange(1, 20).Draw(t, "servers"),
+			Colocated: rapid.Bool().Draw(t, "colocated"),
+			MergeRate: float64(rapid.IntRange(0, 20).Draw(t, "merge GB/s")) * 1e9,
+		}
 	}
 	return c
 }

@@ -11,6 +11,7 @@ import (
 	"weft/policy/deft"
 	"weft/policy/fusion"
 	"weft/policy/priority"
+	"weft/policy/server"
 	"weft/policy/usbyte"
 )
 
@@ -27,6 +28,11 @@ var policies = []policy.Policy{
 	usbyte.USByte,
 	dear.DeAR,
 	deft.DeFT,
+	server.PS,
+	priority.P3Servers,
+	server.TIC,
+	server.TAC,
+	server.DynaComm,
 }
 
 // Policies lists every policy, plainest first, and last the search over the rest.

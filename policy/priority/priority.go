@@ -25,7 +25,7 @@ var P3 = policy.Policy{
 	Title: "P3: slices of 40,000 elements, the most urgent first",
 	Paper: "Priority-based Parameter Propagation (MLSys 2019, arXiv 1905.03960)",
 	Build: func(_ context.Context, j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
-		s, err := newSchedule(j, c, o, o.WithDefaults().Slice)
+		s, err := newSchedule(j, c, o, o.WithDefaults().Slice, cluster.AllReduce)
 		if err != nil {
 			return nil, err
 		}
@@ -43,7 +43,7 @@ var ByteScheduler = policy.Policy{
 	Paper: "A Generic Communication Scheduler (SOSP 2019)",
 	Build: func(_ context.Context, j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
 		if o.Partition > 0 && o.Credit > 0 {
-			s, err := newSchedule(j, c, o, o.Partition)
+			s, err := newSchedule(j, c, o, o.Partition, cluster.AllReduce)
 			if err != nil {
 				return nil, err
 			}
@@ -65,7 +65,7 @@ func tuned(j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error)
 	var window int64
 	least := 0.0
 	for _, partition := range partitions {
-		s, err := newSchedule(j, c, o, partition)
+		s, err := newSchedule(j, c, o, partition, cluster.AllReduce)
 		if err != nil {
 			return nil, err
 		}
@@ -102,7 +102,9 @@ type slice struct {
 	alpha, wire float64
 }
 
-func newSchedule(j *job.Job, c *cluster.Cluster, o policy.Options, elements int64) (*schedule, error) {
+// newSchedule cuts the gradients; a slice costs what a transfer of the given kind
+// does.
+func newSchedule(j *job.Job, c *cluster.Cluster, o policy.Options, elements int64, kind cluster.Kind) (*schedule, error) {
 	p, err := policy.NewProfile(j, c, o.Copies)
 	if err != nil {
 		return nil, err
@@ -120,7 +122,7 @@ func newSchedule(j *job.Job, c *cluster.Cluster, o policy.Options, elements int6
 		for at := int64(0); at < t.Elements; at += elements {
 			x := slice{Slice: plan.Slice{Tensor: k, Offset: at, Length: min(elements, t.Elements-at)}, rank: rank, ready: p.Ready[k]}
 			x.bytes = x.Length * t.Grad.Bytes()
-			cost, err := c.Cost(0, cluster.AllReduce, x.bytes)
+			cost, err := c.Cost(0, kind, x.bytes)
 			if err != nil {
 				return nil, err
 			}

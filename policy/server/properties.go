@@ -1,0 +1,251 @@
+package server
+
+import (
+	"cmp"
+	"container/heap"
+	"encoding/binary"
+	"math"
+	"math/bits"
+	"slices"
+)
+
+// worker is TicTac's view of one worker: receives, and what computation needs
+// them. Receives are numbered from 0.
+type worker struct {
+	time  []float64 // M: of each receive
+	needs []need
+	known map[string]int32 // by set of receives: position in needs
+}
+
+// need is all computation that depends on one set of receives.
+type need struct {
+	on   set
+	time float64
+}
+
+func newWorker(receives []float64) *worker {
+	return &worker{time: receives, known: map[string]int32{}}
+}
+
+// need is the position in needs of those receives.
+func (w *worker) need(on set) int32 {
+	key := on.key()
+	at, ok := w.known[key]
+	if !ok {
+		at = int32(len(w.needs))
+		w.known[key] = at
+		w.needs = append(w.needs, need{on: on})
+	}
+	return at
+}
+
+// properties are those of section 8.1, of the receives that are outstanding (R).
+type properties struct {
+	time  []float64
+	left  set       // R
+	alone []float64 // P: computation that only this receive blocks
+	plus  []float64 // M⁺: see impending
+	// open are the needs of several outstanding receives, shared of how many a
+	// receive is part.
+	open   []outstanding
+	shared []int32
+	work   int64 // steps taken so far
+}
+
+type outstanding struct {
+	*need
+	count int
+	sum   float64 // M: of the receives outstanding
+}
+
+// properties is UpdateProperties for all receives at the given times.
+func (w *worker) properties(time []float64) *properties {
+	n := len(time)
+	p := &properties{time: time, left: newSet(n), alone: make([]float64, n), plus: make([]float64, n), shared: make([]int32, n)}
+	for r := range n {
+		p.left.add(r)
+	}
+	for i := range w.needs {
+		o := outstanding{need: &w.needs[i]}
+		for r := range o.on.all {
+			o.count++
+			o.sum += time[r]
+		}
+		p.open = append(p.open, o)
+		for r := range o.on.all {
+			p.shared[r]++
+		}
+	}
+	p.open = slices.DeleteFunc(p.open, p.settle)
+	return p
+}
+
+// settle takes a need of at most one outstanding receive out of what is shared,
+// and reports whether it was one.
+func (p *properties) settle(o outstanding) bool {
+	if o.count > 1 {
+		return false
+	}
+	for r := range o.on.all {
+		if p.left.has(r) {
+			p.alone[r] += o.time
+			p.shared[r]--
+		}
+	}
+	return true
+}
+
+// remove takes a receive out of those outstanding.
+func (p *properties) remove(r int) {
+	p.left.remove(r)
+	p.work += int64(len(p.open))
+	kept := p.open[:0]
+	for _, o := range p.open {
+		if o.on.has(r) {
+			o.count--
+			o.sum -= p.time[r]
+		}
+		if !p.settle(o) {
+			kept = append(kept, o)
+		}
+	}
+	p.open = kept
+}
+
+// impending computes M⁺ of the outstanding receives: the least time, its own
+// included, of receives that together unblock a computation that it alone does
+// not. Needs are looked at by ascending time until each receive has its first.
+func (p *properties) impending() {
+	wanting := 0
+	for r := range p.left.all {
+		p.plus[r] = math.Inf(1)
+		if p.shared[r] > 0 {
+			wanting++
+		}
+	}
+	p.work += int64(len(p.open))
+	byTime := make(queue, len(p.open))
+	for i := range p.open {
+		byTime[i] = &p.open[i]
+	}
+	heap.Init(&byTime)
+	without := slices.Clone(p.left)
+	for wanting > 0 {
+		o := heap.Pop(&byTime).(*outstanding)
+		p.work += int64(len(without) + bits.Len(uint(len(byTime))))
+		for i := range without {
+			for hit := o.on[i] & without[i]; hit != 0; hit &= hit - 1 {
+				p.plus[i<<6+bits.TrailingZeros64(hit)] = o.sum
+				wanting--
+			}
+			without[i] &^= o.on[i]
+		}
+	}
+}
+
+type queue []*outstanding
+
+func (q queue) Len() int           { return len(q) }
+func (q queue) Less(a, b int) bool { return q[a].sum < q[b].sum }
+func (q queue) Swap(a, b int)      { q[a], q[b] = q[b], q[a] }
+func (q *queue) Push(x any)        { *q = append(*q, x.(*outstanding)) }
+func (q *queue) Pop() any {
+	n := len(*q) - 1
+	x := (*q)[n]
+	*q = (*q)[:n]
+	return x
+}
+
+// tic gives each receive its priority, 0 first: M⁺ where every receive takes one
+// unit and computation nothing. Equal ones share the number of the first of them.
+func (w *worker) tic() []int {
+	p := w.properties(slices.Repeat([]float64{1}, len(w.time)))
+	p.impending()
+	order := make([]int, len(w.time))
+	for r := range order {
+		order[r] = r
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(p.plus[a], p.plus[b]) })
+	priority := make([]int, len(order))
+	for i, r := range order {
+		priority[r] = i
+		if i > 0 && p.plus[order[i-1]] == p.plus[r] {
+			priority[r] = priority[order[i-1]]
+		}
+	}
+	return priority
+}
+
+// maxWork is where ordering takes some seconds.
+const maxWork = 1 << 31
+
+// tac orders the receives: time and again the first that no other beats. less has
+// cycles, so the outstanding are scanned by number, and the best so far gives way
+// only to one that is strictly less (section 8.2). Beyond maxWork the rest follow
+// by number, and whole is false.
+func (w *worker) tac() (order []int, whole bool) {
+	p := w.properties(w.time)
+	for range w.time {
+		if p.work > maxWork {
+			return slices.AppendSeq(order, p.left.all), false
+		}
+		best, current := -1, false // whether M⁺ is that of this round
+		for r := range p.left.all {
+			p.work++
+			if best < 0 {
+				best = r
+				continue
+			}
+			a, b := min(p.alone[best], p.time[r]), min(p.alone[r], p.time[best])
+			if a == b && !current {
+				p.impending()
+				current = true
+			}
+			if a < b || a == b && p.plus[r] < p.plus[best] {
+				best = r
+			}
+		}
+		order = append(order, best)
+		p.remove(best)
+	}
+	return order, true
+}
+
+// set is a set of small numbers, a bit each.
+type set []uint64
+
+func newSet(n int) set { return make(set, (n+63)/64) }
+
+func (s set) has(i int) bool { return s[i>>6]>>(i&63)&1 != 0 }
+func (s set) add(i int)      { s[i>>6] |= 1 << (i & 63) }
+func (s set) remove(i int)   { s[i>>6] &^= 1 << (i & 63) }
+
+// within reports whether s is a part of t, which is as large.
+func (s set) within(t set) bool {
+	for i := range s {
+		if s[i]&^t[i] != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// all yields the members, ascending.
+func (s set) all(yield func(int) bool) {
+	for i, word := range s {
+		for ; word != 0; word &= word - 1 {
+			if !yield(i<<6 + bits.TrailingZeros64(word)) {
+				return
+			}
+		}
+	}
+}
+
+// key is the set as a string, for maps.
+func (s set) key() string {
+	b := make([]byte, 0, 8*len(s))
+	for _, word := range s {
+		b = binary.LittleEndian.AppendUint64(b, word)
+	}
+	return string(b)
+}
