@@ -14,6 +14,7 @@ import (
 
 	"weft/bound"
 	"weft/cluster"
+	"weft/internal/fault"
 	"weft/job"
 	"weft/plan"
 	"weft/policy"
@@ -87,6 +88,11 @@ func (r *Row) served() bool { return r.Refusal == nil }
 // processors there are. When all policies refuse the job, Run does. A plan that
 // the checker refutes is an error: no policy may build one.
 func Run(ctx context.Context, j *job.Job, c *cluster.Cluster, o Options) (*Comparison, error) {
+	if most := o.Policy.Limits.MaxMemory; most > 0 { // say so before any plan is built
+		if err := plan.LeastMemory(j).Within(most); err != nil {
+			return nil, fmt.Errorf("no plan fits job %q: %w", fault.Short(j.Name), err)
+		}
+	}
 	if len(o.Policies) == 0 {
 		return nil, errors.New("no policy to compare")
 	}

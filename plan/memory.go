@@ -26,6 +26,16 @@ type Memory struct {
 	// Partial: the job does not say what its ops' results take, as recorded jobs
 	// do not, and Activations is 0.
 	Partial bool
+	Least   bool // a plan may need more: see [LeastMemory]
+}
+
+// LeastMemory is what every plan for job j needs at least, in whatever order it
+// computes: one buffer of gradients, and while the first backward op runs, the
+// results that ops which must precede it leave to ops which must follow it.
+func LeastMemory(j *job.Job) Memory {
+	m := MemoryOf(New(j, ""), j)
+	m.Activations, m.Least = across(j, slices.IndexFunc(j.Ops, func(o job.Op) bool { return o.Phase == job.Backward })), true
+	return m
 }
 
 // MemoryOf is the memory of plan p, which must hold plan rules 0 and 2, for job
@@ -74,7 +84,10 @@ func (e *MemoryError) Error() string {
 	m, total := e.Need, e.Need.Total()
 	what, atLeast := ", activations "+gigabytes(m.Activations), ""
 	if m.Partial {
-		what, atLeast = "; activations are unknown", "at least "
+		what = "; activations are unknown"
+	}
+	if m.Partial || m.Least {
+		atLeast = "at least "
 	}
 	return fmt.Sprintf("it needs %s%s of memory, %s more than the limit of %s: weights %s, optimizer %s, gradients %s%s",
 		atLeast, gigabytes(total), gigabytes(total-e.Limit), gigabytes(e.Limit),
@@ -176,4 +189,38 @@ func activations(j *job.Job, ops []job.OpID) int64 {
 		}
 	}
 	return most
+}
+
+// across is the size of what is in memory while op number v runs, whatever the
+// order of the others: its result, and those of ops that it depends on, through
+// others or not, on which it depends itself or ops do that depend on it.
+func across(j *job.Job, v int) int64 {
+	if v < 0 {
+		return 0
+	}
+	before, after := make([]bool, len(j.Ops)), make([]bool, len(j.Ops))
+	before[v], after[v] = true, true
+	ops := sequence(j, nil)
+	for _, o := range slices.Backward(ops) {
+		for _, d := range j.Ops[o].Deps {
+			before[d] = before[d] || before[o]
+		}
+	}
+	kept := make([]bool, len(j.Ops))
+	kept[v] = true
+	for _, o := range ops {
+		for _, d := range j.Ops[o].Deps {
+			after[o] = after[o] || after[d]
+		}
+		for _, d := range j.Ops[o].Deps {
+			kept[d] = kept[d] || before[d] && after[o]
+		}
+	}
+	var sum int64
+	for o := range j.Ops {
+		if kept[o] {
+			sum += j.Ops[o].Output
+		}
+	}
+	return sum
 }

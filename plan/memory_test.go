@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -47,6 +48,24 @@ func TestMemoryOf(t *testing.T) {
 	want = Memory{Weights: 12, Optimizer: 24, Gradients: 48, Partial: true}
 	if got := MemoryOf(p, j); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
+// b2 runs while f1 is kept for b1, f2 for itself, whatever the order: 10 + 20 + 5.
+// f3, which nobody needs any more, is not there in some order.
+func TestLeastMemory(t *testing.T) {
+	j := memoryJob()
+	j.Ops = append(j.Ops, job.Op{Name: "f3", Phase: job.Forward, Tensor: -1, Output: 100})
+	want := Memory{Weights: 12, Optimizer: 24, Activations: 35, Gradients: 12, Least: true}
+	if got := LeastMemory(j); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if err := LeastMemory(j).Within(82); err == nil || !strings.Contains(err.Error(), "it needs at least 0.1 MB") {
+		t.Error(err)
+	}
+	j.Ops = j.Ops[:2] // no backward op
+	if got := LeastMemory(j).Activations; got != 0 {
+		t.Errorf("%d, want 0", got)
 	}
 }
 
@@ -115,6 +134,11 @@ func TestActivations(t *testing.T) {
 		}
 		if got := activations(j, ops); got != most {
 			t.Errorf("%d, want %d", got, most)
+		}
+		for v := range j.Ops {
+			if got := across(j, v); got > most || got < j.Ops[v].Output {
+				t.Errorf("at least %d while op %d runs, and at most %d", got, v, most)
+			}
 		}
 	})
 }

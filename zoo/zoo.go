@@ -16,7 +16,7 @@ import (
 // Model is a network that the zoo can build.
 type Model struct {
 	Name  string // as flags spell it
-	Title string // network, its task and the implementation that it follows
+	Title string // as its paper calls it
 	// Batch is the default number of samples of a worker, Sequence that of tokens
 	// of a sample, at most Positions; both are 0 for images.
 	Batch, Sequence, Positions int
@@ -54,19 +54,19 @@ const MaxBatch = 1 << 16
 
 // models in the order of their tables.
 var models = []Model{
-	{Name: "alexnet", Title: "AlexNet, ImageNet classification (torchvision)", Batch: 128, define: alexnet},
-	{Name: "vgg16", Title: "VGG-16, ImageNet classification (torchvision)", Batch: 32, define: vgg(2, 2, 3, 3, 3)},
-	{Name: "vgg19", Title: "VGG-19, ImageNet classification (torchvision)", Batch: 32, define: vgg(2, 2, 4, 4, 4)},
-	{Name: "resnet50", Title: "ResNet-50, ImageNet classification (torchvision)", Batch: 64, define: resnet(3, 4, 6, 3)},
-	{Name: "resnet101", Title: "ResNet-101, ImageNet classification (torchvision)", Batch: 64, define: resnet(3, 4, 23, 3)},
-	{Name: "resnet152", Title: "ResNet-152, ImageNet classification (torchvision)", Batch: 32, define: resnet(3, 8, 36, 3)},
-	{Name: "inception-v3", Title: "Inception-v3 with its auxiliary classifier, ImageNet classification (torchvision)", Batch: 64, define: inception},
-	{Name: "bert-base", Title: "BERT base, uncased, pre-training (Hugging Face BertForPreTraining)", Batch: 32, Sequence: 128, Positions: 512, Optimizer: AdamW, define: bert(12, 768)},
-	{Name: "bert-large", Title: "BERT large, uncased, pre-training (Hugging Face BertForPreTraining)", Batch: 16, Sequence: 128, Positions: 512, Optimizer: AdamW, define: bert(24, 1024)},
-	{Name: "gpt2-small", Title: "GPT-2, language modelling (Hugging Face GPT2LMHeadModel)", Batch: 8, Sequence: 1024, Positions: 1024, Optimizer: AdamW, define: gpt2(12, 768)},
-	{Name: "gpt2-medium", Title: "GPT-2 medium, language modelling (Hugging Face GPT2LMHeadModel)", Batch: 4, Sequence: 1024, Positions: 1024, Optimizer: AdamW, define: gpt2(24, 1024)},
-	{Name: "gpt2-large", Title: "GPT-2 large, language modelling (Hugging Face GPT2LMHeadModel)", Batch: 2, Sequence: 1024, Positions: 1024, Optimizer: AdamW, define: gpt2(36, 1280)},
-	{Name: "llama-2-7b", Title: "Llama 2 7B, language modelling (Hugging Face LlamaForCausalLM)", Batch: 1, Sequence: 4096, Positions: 4096, Optimizer: AdamW, define: llama},
+	{Name: "alexnet", Title: "AlexNet", Batch: 128, define: alexnet},
+	{Name: "vgg16", Title: "VGG-16", Batch: 32, define: vgg(2, 2, 3, 3, 3)},
+	{Name: "vgg19", Title: "VGG-19", Batch: 32, define: vgg(2, 2, 4, 4, 4)},
+	{Name: "resnet50", Title: "ResNet-50", Batch: 64, define: resnet(3, 4, 6, 3)},
+	{Name: "resnet101", Title: "ResNet-101", Batch: 64, define: resnet(3, 4, 23, 3)},
+	{Name: "resnet152", Title: "ResNet-152", Batch: 32, define: resnet(3, 8, 36, 3)},
+	{Name: "inception-v3", Title: "Inception-v3", Batch: 64, define: inception},
+	{Name: "bert-base", Title: "BERT base", Batch: 32, Sequence: 128, Positions: 512, Optimizer: AdamW, define: bert(12, 768)},
+	{Name: "bert-large", Title: "BERT large", Batch: 16, Sequence: 128, Positions: 512, Optimizer: AdamW, define: bert(24, 1024)},
+	{Name: "gpt2-small", Title: "GPT-2", Batch: 8, Sequence: 1024, Positions: 1024, Optimizer: AdamW, define: gpt2(12, 768)},
+	{Name: "gpt2-medium", Title: "GPT-2 medium", Batch: 4, Sequence: 1024, Positions: 1024, Optimizer: AdamW, define: gpt2(24, 1024)},
+	{Name: "gpt2-large", Title: "GPT-2 large", Batch: 2, Sequence: 1024, Positions: 1024, Optimizer: AdamW, define: gpt2(36, 1280)},
+	{Name: "llama-2-7b", Title: "Llama 2 7B", Batch: 1, Sequence: 4096, Positions: 4096, Optimizer: AdamW, define: llama},
 }
 
 // Models lists all models, with their sizes.

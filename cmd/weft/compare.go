@@ -46,7 +46,7 @@ all workers are taken to compute as this one did.`,
 		if err != nil {
 			return err
 		}
-		policies.Options.Limits = limits.Limits(cmd.Flags())
+		policies.Options.Limits = limits.Limits(cmd.Flags(), inputs.DeviceMemory())
 		var result *compare.Comparison
 		err = c.Track("simulating", func(progress func(done, total int)) error {
 			result, err = compare.Run(ctx, j, on, compare.Options{

@@ -278,6 +278,8 @@ func TestKeysDocumented(t *testing.T) {
 		"explain p3",
 		"study",
 		"study us-byte",
+		"zoo",
+		"zoo --device a100",
 		"version",
 	} {
 		var out, problems bytes.Buffer

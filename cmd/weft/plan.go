@@ -51,7 +51,7 @@ writes it to a file or, without -o, to the standard output.`,
 		if err != nil {
 			return err
 		}
-		policies.Options.Limits = limits.Limits(cmd.Flags())
+		policies.Options.Limits = limits.Limits(cmd.Flags(), inputs.DeviceMemory())
 		p, err := chosen.Build(ctx, j, on, policies.Options)
 		if err != nil {
 			return err

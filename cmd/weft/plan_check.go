@@ -54,7 +54,7 @@ together. Exit code 1 means refuted, or different.`,
 		if err != nil {
 			return err
 		}
-		report := plan.Check(p, j, limits.Limits(cmd.Flags()))
+		report := plan.Check(p, j, limits.Limits(cmd.Flags(), jobs.DeviceMemory()))
 		if *asJSON {
 			err = c.Print(view.Check(report), true)
 		} else {

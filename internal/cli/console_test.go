@@ -196,7 +196,7 @@ func TestLimits(t *testing.T) {
 		if err := fs.Parse(tc.args); err != nil {
 			t.Fatal(err)
 		}
-		if got := f.Limits(fs); got != tc.want {
+		if got := f.Limits(fs, 0); got != tc.want {
 			t.Errorf("%v: %+v, want %+v", tc.args, got, tc.want)
 		}
 	}

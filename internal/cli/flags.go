@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,16 +13,23 @@ import (
 	"github.com/spf13/pflag"
 
 	"weft/cluster"
+	"weft/internal/near"
 	"weft/job"
 	"weft/plan"
 	"weft/policy"
 	"weft/trace/kineto"
+	"weft/zoo"
 )
 
-// JobFlags say what a trace does not.
+// JobFlags say what a trace does not, and what a model of the zoo runs on.
 type JobFlags struct {
 	tensors, update string
 	overlap         float64
+
+	device, precision string
+	model             zoo.Options
+
+	given *pflag.FlagSet
 }
 
 // Register adds the flags.
@@ -29,9 +37,29 @@ func (f *JobFlags) Register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.tensors, "tensors", "", "`file` with a line for each parameter: name, elements, dtype")
 	fs.StringVar(&f.update, "update", "", "update `mode`: per-tensor or global (default: as recognised)")
 	fs.Float64Var(&f.overlap, "recorded-overlap", 0, "`share` by which transfers slowed the recorded computation: taken out of the job")
+	fs.StringVar(&f.device, "device", "", "of a model of the zoo: `name` of the device; weft zoo lists both")
+	fs.IntVar(&f.model.Batch, "batch", 0, "of a model of the zoo: `number` of samples of a worker (default: the model's)")
+	fs.IntVar(&f.model.Sequence, "sequence", 0, "of a model of the zoo: `number` of tokens of a sample (default: the model's)")
+	fs.StringVar(&f.precision, "precision", "", "of a model of the zoo: `kind` of arithmetic (default: the device's)")
+	f.given = fs
 }
 
-// Job reads the job that a command line names.
+// The flags that are for traces, and those for models of the zoo.
+var (
+	traceFlags = []string{"tensors", "recorded-overlap"}
+	modelFlags = []string{"device", "batch", "sequence", "precision"}
+)
+
+// changed is the first of the flags that the command line gives, or "".
+func changed(fs *pflag.FlagSet, names []string) string {
+	if i := slices.IndexFunc(names, fs.Changed); i >= 0 {
+		return names[i]
+	}
+	return ""
+}
+
+// Job is the job that a command line names: it reads a trace or a job, or
+// computes that of a model of the zoo where no file has the name.
 func (f *JobFlags) Job(ctx context.Context, c *Console, name string) (*job.Job, error) {
 	if err := checkShare("recorded-overlap", f.overlap); err != nil {
 		return nil, err
@@ -44,6 +72,15 @@ func (f *JobFlags) Job(ctx context.Context, c *Console, name string) (*job.Job, 
 		}
 		o.Update = &mode
 	}
+	if missing(name) {
+		if zoo.Known(name) {
+			return f.ofModel(name, o.Update)
+		}
+		return nil, fmt.Errorf("%s: no file and no model of the zoo has this name%s", name, modelHint(name))
+	}
+	if flag := changed(f.given, modelFlags); flag != "" {
+		return nil, Usagef("--%s is for a model of the zoo, and %s is a file", flag, name)
+	}
 	var err error
 	if o.Tensors, err = c.tensors(ctx, f.tensors); err != nil {
 		return nil, err
@@ -51,9 +88,56 @@ func (f *JobFlags) Job(ctx context.Context, c *Console, name string) (*job.Job, 
 	return c.job(ctx, name, o)
 }
 
+// ofModel computes the job of a model.
+func (f *JobFlags) ofModel(name string, update *job.Mode) (*job.Job, error) {
+	if flag := changed(f.given, traceFlags); flag != "" {
+		return nil, Usagef("--%s is for a trace, and %s is a model of the zoo", flag, name)
+	}
+	if f.device == "" {
+		return nil, Usagef("%s is a model of the zoo: give the --device that it runs on, one of %v", name, zoo.DeviceNames())
+	}
+	o := f.model
+	if f.precision != "" {
+		var err error
+		if o.Precision, err = zoo.ParsePrecision(f.precision); err != nil {
+			return nil, Usagef("--precision: %w", err)
+		}
+	}
+	for i, n := range []int{o.Batch, o.Sequence} {
+		if flag := []string{"batch", "sequence"}[i]; f.given.Changed(flag) && n < 1 {
+			return nil, Usagef("--%s %d: at least 1", flag, n)
+		}
+	}
+	j, err := zoo.Job(name, f.device, o)
+	if err != nil {
+		return nil, Usage(err)
+	}
+	if update != nil {
+		j.Mode = *update
+	}
+	return j, nil
+}
+
+// DeviceMemory is the memory of the device that a model of the zoo runs on,
+// bytes; 0: the job is from a file.
+func (f *JobFlags) DeviceMemory() int64 {
+	if d, err := zoo.FindDevice(f.device); err == nil {
+		return d.Memory
+	}
+	return 0
+}
+
+// modelHint ends a message about a name that may have meant a model.
+func modelHint(name string) string {
+	if model := near.Nearest(name, zoo.Names()); model != "" {
+		return fmt.Sprintf("; did you mean %q?", model)
+	}
+	return "; weft zoo lists them"
+}
+
 // NoJob reports the first of the flags that say nothing without a job.
 func NoJob(fs *pflag.FlagSet) error {
-	for _, name := range []string{"tensors", "update", "recorded-overlap", "max-delay", "max-staleness", "min-update-rate", "max-memory"} {
+	for _, name := range []string{"tensors", "update", "recorded-overlap", "device", "batch", "sequence", "precision", "max-delay", "max-staleness", "min-update-rate", "max-memory"} {
 		if fs.Changed(name) {
 			return Usagef("--%s is about a job: give --job", name)
 		}
@@ -301,7 +385,7 @@ func (f *LimitFlags) Register(fs *pflag.FlagSet) {
 	fs.IntVar(&f.limits.MaxDelay, "max-delay", 0, "largest delay D allowed, `iterations`; alone it also sets --max-staleness to D+2 and --min-update-rate to 1/3")
 	fs.IntVar(&f.limits.MaxStaleness, "max-staleness", 0, "largest staleness allowed, `iterations`")
 	fs.Float64Var(&f.limits.MinUpdateRate, "min-update-rate", 1, "smallest update `rate` allowed, updates an iteration")
-	fs.Var(quantity[int64]{&f.limits.MaxMemory, cluster.ParseSize}, "max-memory", "largest `size` of a worker's memory allowed, all that training needs (default: no limit)")
+	fs.Var(quantity[int64]{&f.limits.MaxMemory, cluster.ParseSize}, "max-memory", "largest `size` of a worker's memory allowed, all that training needs (default: that of the --device; otherwise no limit)")
 }
 
 // Check reports what is wrong with the flags.
@@ -317,12 +401,13 @@ func (f *LimitFlags) Check() error {
 	return nil
 }
 
-// Limits are the limits that the flags set.
-func (f *LimitFlags) Limits(fs *pflag.FlagSet) plan.Limits {
+// Limits are the limits that the flags set. device is the memory of a worker's
+// device, bytes, which is the limit unless a flag sets another; 0: none.
+func (f *LimitFlags) Limits(fs *pflag.FlagSet, device int64) plan.Limits {
+	l := f.limits
 	if fs.Changed("max-delay") && !fs.Changed("max-staleness") && !fs.Changed("min-update-rate") {
-		l := plan.DelayLimits(f.limits.MaxDelay)
-		l.MaxMemory = f.limits.MaxMemory
-		return l
+		l = plan.DelayLimits(l.MaxDelay)
 	}
-	return f.limits
+	l.MaxMemory = cmp.Or(f.limits.MaxMemory, device)
+	return l
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -57,6 +58,15 @@ func (c *Console) read(ctx context.Context, name string, f func(io.Reader) error
 	r, finish := c.meter("reading "+filepath.Base(name), r, size)
 	defer finish()
 	return f(contextReader{ctx, r})
+}
+
+// missing reports that there is no file of that name.
+func missing(name string) bool {
+	if name == Stdin {
+		return false
+	}
+	_, err := os.Stat(name)
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // interruptible makes a reader that may wait for long give up when ctx ends.

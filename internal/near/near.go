@@ -9,10 +9,10 @@ import (
 	"weft/internal/fault"
 )
 
-// nearest is the word of known nearest to word by edit distance, or "" if none is
+// Nearest is the word of known nearest to word by edit distance, or "" if none is
 // near: equal but for case, or else within a third of the longer word and at
 // least one edit.
-func nearest(word string, known []string) string {
+func Nearest(word string, known []string) string {
 	if len(word) > 64 { // no known word is that long; keep the search bounded
 		return ""
 	}
@@ -32,7 +32,7 @@ func nearest(word string, known []string) string {
 // Hint ends a message about an unknown word: with the near one, or else with
 // all known ones.
 func Hint(word string, known []string) string {
-	if k := nearest(word, known); k != "" {
+	if k := Nearest(word, known); k != "" {
 		return fmt.Sprintf("; did you mean %q?", k)
 	}
 	return fmt.Sprintf("; known: %v", known)

@@ -14,8 +14,8 @@ func TestNearest(t *testing.T) {
 		{"", ""},
 		{"throughput", ""},
 	} {
-		if got := nearest(c.word, known); got != c.want {
-			t.Errorf("nearest(%q) = %q, want %q", c.word, got, c.want)
+		if got := Nearest(c.word, known); got != c.want {
+			t.Errorf("Nearest(%q) = %q, want %q", c.word, got, c.want)
 		}
 	}
 }
