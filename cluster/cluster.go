@@ -80,6 +80,10 @@ type Link struct {
 	// their wires together never exceed the largest bandwidth among them. Empty:
 	// nothing.
 	Medium string
+	// InFlight is how many transfers the transport runs at once, whatever a
+	// plan's window allows: 1 where they queue up behind each other, as NCCL's on
+	// a stream do. 0: no limit.
+	InFlight int
 }
 
 // Point is one measured cost: a collective of Kind over Bytes takes Time

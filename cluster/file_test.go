@@ -35,6 +35,7 @@ func genCluster(t *rapid.T) *Cluster {
 			Latency:   rapid.Float64Range(0, 1e6).Draw(t, "latency"),
 			Algorithm: rapid.SampledFrom([]Algorithm{Ring, HalvingDoubling, Tree, Hierarchical}).Draw(t, "algorithm"),
 			Medium:    rapid.SampledFrom([]string{"", "nic"}).Draw(t, "medium"),
+			InFlight:  rapid.IntRange(0, 2).Draw(t, "in flight"),
 		}
 		if rapid.Bool().Draw(t, "measured") {
 			for _, k := range []Kind{AllReduce, Broadcast, Push} {

@@ -310,6 +310,7 @@ var (
 		scalar("latency", false, ParseLatency, func(l *Link) *float64 { return &l.Latency }),
 		scalar("algorithm", false, ParseAlgorithm, func(l *Link) *Algorithm { return &l.Algorithm }),
 		scalar("medium", false, parseText, func(l *Link) *string { return &l.Medium }),
+		scalar("in-flight", false, parseCount, func(l *Link) *int { return &l.InFlight }),
 		many("curve", false, pointFields, Point{}, func(l *Link) *[]Point { return &l.Curve }),
 	}
 	insideFields = []field[Link]{

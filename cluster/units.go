@@ -149,6 +149,8 @@ func ParseLink(s string) (Link, error) {
 			l.Name = value
 		case "medium":
 			l.Medium = value
+		case "in-flight":
+			l.InFlight, err = parseCount(value)
 		case "algorithm":
 			l.Algorithm, err = ParseAlgorithm(value)
 		case "latency":
@@ -171,4 +173,4 @@ func ParseLink(s string) (Link, error) {
 	return l, nil
 }
 
-var linkFlags = []string{"name", "bandwidth", "latency", "algorithm", "medium"}
+var linkFlags = []string{"name", "bandwidth", "latency", "algorithm", "medium", "in-flight"}

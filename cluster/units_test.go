@@ -92,6 +92,8 @@ func TestParseLink(t *testing.T) {
 		{"25us, 10Gbit", Link{Name: "net", Bandwidth: 10e9, Latency: 25}, ""},
 		{"10Gbit", Link{Name: "net", Bandwidth: 10e9}, ""},
 		{"name=eth0,10Gbit,25us,algorithm=tree,medium=nic", Link{Name: "eth0", Bandwidth: 10e9, Latency: 25, Algorithm: Tree, Medium: "nic"}, ""},
+		{"10Gbit,in-flight=1", Link{Name: "net", Bandwidth: 10e9, InFlight: 1}, ""},
+		{"10Gbit,in-flight=0", Link{}, `link "10Gbit,in-flight=0": 0; at least 1`},
 		{"bandwidth=1GB/s,latency=1ms", Link{Name: "net", Bandwidth: 8e9, Latency: 1000}, ""},
 		{"25us", Link{}, `link "25us": no bandwidth; write it as in 10Gbit,25us`},
 		{"", Link{}, `link "": bandwidth "": no unit; known: [Tbit Gbit Mbit kbit bit TB GB MB kB B TiB GiB MiB KiB]`},

@@ -60,7 +60,7 @@ func (c *Cluster) Validate() error {
 		switch {
 		case c.Inside.Bandwidth == 0:
 			return faultf("inside.bandwidth", "missing")
-		case c.Inside.Algorithm != Ring || len(c.Inside.Curve) > 0 || c.Inside.Medium != "":
+		case c.Inside.Algorithm != Ring || len(c.Inside.Curve) > 0 || c.Inside.Medium != "" || c.Inside.InFlight != 0:
 			return faultf("inside", "has only a name, a latency and a bandwidth; its workers form a ring")
 		}
 	}
@@ -113,6 +113,8 @@ func (l *Link) check(path string) error {
 		return faultf(path+".name", "%q is not a name: up to 100 printable characters", fault.Short(l.Name))
 	case !printable(l.Medium):
 		return faultf(path+".medium", "%q is not a name: up to 100 printable characters", fault.Short(l.Medium))
+	case l.InFlight < 0:
+		return faultf(path+".in-flight", "%d; it is at least 1, or left out", l.InFlight)
 	case int(l.Algorithm) >= len(algorithmNames):
 		return faultf(path+".algorithm", "unknown algorithm %d", l.Algorithm)
 	case !finite(l.Latency) || l.Latency < 0 || l.Latency > MaxLatency:

@@ -25,6 +25,9 @@ func Write(w io.Writer, c *Cluster) error {
 		if l.Medium != "" {
 			fmt.Fprintf(&b, "    medium: %s\n", quote(l.Medium))
 		}
+		if l.InFlight > 0 {
+			fmt.Fprintf(&b, "    in-flight: %d\n", l.InFlight)
+		}
 		if len(l.Curve) > 0 {
 			b.WriteString("    curve:\n")
 		}

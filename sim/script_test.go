@@ -216,6 +216,9 @@ func scriptedCluster(t *testing.T, d *datadriven.TestData) *cluster.Cluster {
 				cluster.Point{Kind: k.kind, Bytes: 1, Time: a + b},
 				cluster.Point{Kind: k.kind, Bytes: 2, Time: a + 2*b})
 		}
+		if d.HasArg("inflight") {
+			d.ScanArgs(t, "inflight", &link.InFlight)
+		}
 		if d.HasArg("medium") {
 			d.ScanArgs(t, "medium", &link.Medium)
 		}

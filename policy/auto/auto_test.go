@@ -119,7 +119,7 @@ func TestNeverBeaten(t *testing.T) {
 	c := cluster.Uniform(16, 1, cluster.Link{Name: "a", Latency: 25, Bandwidth: 10e9})
 	c.Links = append(c.Links, cluster.Link{Name: "b", Latency: 25, Bandwidth: 5e9})
 	chosen, _ := all.Lookup("auto")
-	o := policy.Options{Limits: plan.DelayLimits(1)}
+	var o policy.Options
 	p := must(chosen.Build(t.Context(), j, c, o))
 	if slices.ContainsFunc(p.Programs, func(x plan.Program) bool { return len(x.Transfers) == 0 }) {
 		t.Errorf("a link carries nothing")

@@ -184,9 +184,44 @@ func (c *credit) sent(bytes int64, done float64) {
 
 func (c *credit) reset() { c.out, c.flying = 0, nil }
 
+// capped is a window on a link that runs at most so many transfers at once.
+type capped struct {
+	window
+	most int
+	done []float64 // of the transfers in flight, ascending
+}
+
+func (c *capped) next(now, wireFree float64) float64 {
+	now = c.window.next(now, wireFree)
+	if over := len(c.done) - c.most; over >= 0 {
+		now = max(now, c.done[over])
+	}
+	for len(c.done) > 0 && c.done[0] <= now {
+		c.done = c.done[1:]
+	}
+	return now
+}
+
+func (c *capped) sent(bytes int64, done float64) {
+	c.window.sent(bytes, done)
+	at := len(c.done)
+	for at > 0 && c.done[at-1] > done {
+		at--
+	}
+	c.done = slices.Insert(c.done, at, done)
+}
+
+func (c *capped) reset() {
+	c.window.reset()
+	c.done = nil
+}
+
 // order is the order in which the queue lets the slices go; it also finds when
 // each is done.
 func (s *schedule) order(w window) []int {
+	if most := s.cluster.Links[0].InFlight; most > 0 {
+		w = &capped{window: w, most: most}
+	}
 	w.reset()
 	var out []int
 	q := queue{s: s}
