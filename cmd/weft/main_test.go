@@ -269,6 +269,7 @@ func TestKeysDocumented(t *testing.T) {
 		"inspect " + trace + " " + peer,
 		"import " + trace + " -o " + filepath.Join(dir, "job.json"),
 		"compare " + rx + onLink,
+		"pair " + rx + " " + rx + onLink,
 		"plan " + rx + onLink + " --policy wfbp -o " + wfbp,
 		"plan " + rx + onLink + " --policy ddp -o " + ddp,
 		"plan check " + wfbp + " --job " + rx,

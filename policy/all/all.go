@@ -7,6 +7,7 @@ import (
 
 	"weft/policy"
 	"weft/policy/auto"
+	"weft/policy/crossover"
 	"weft/policy/dear"
 	"weft/policy/deft"
 	"weft/policy/fusion"
@@ -27,6 +28,7 @@ var policies = []policy.Policy{
 	priority.ByteScheduler,
 	usbyte.USByte,
 	dear.DeAR,
+	crossover.Crossover,
 	deft.DeFT,
 	server.PS,
 	priority.P3Servers,
