@@ -248,7 +248,9 @@ func paint(s string, style Style, color bool) string {
 
 // Wrap breaks s into the lines of a page, the first behind first and the others
 // behind rest.
-func Wrap(s, first, rest string) string { return first + wrap(s, width-max(len(first), len(rest)), rest) }
+func Wrap(s, first, rest string) string {
+	return first + wrap(s, width-max(len(first), len(rest)), rest)
+}
 
 // wrap breaks s at spaces into printable lines of at most width, each but the first
 // behind indent (not counted), each with its line end. A longer word has its

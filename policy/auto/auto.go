@@ -190,9 +190,18 @@ func (x candidate) try(ctx context.Context, j *job.Job, c *cluster.Cluster) (out
 	return out, nil
 }
 
+// transfers is how many the plan has, an iteration.
+func (x outcome) transfers() float64 {
+	n := 0
+	for _, p := range x.plan.Programs {
+		n += len(p.Transfers)
+	}
+	return float64(n) / float64(x.plan.Period)
+}
+
 // choose takes the fastest outcome that fits into memory, and of those about as
 // fast the one with the highest update rate, then the lowest staleness, then the
-// least memory.
+// least memory, then the fewest transfers.
 func choose(all []outcome, l plan.Limits) (outcome, error) {
 	memory := func(x, y outcome) int { return cmp.Compare(x.memory.Total(), y.memory.Total()) }
 	fit := slices.DeleteFunc(slices.Clone(all), func(x outcome) bool { return l.MaxMemory > 0 && x.memory.Total() > l.MaxMemory })
@@ -206,6 +215,7 @@ func choose(all []outcome, l plan.Limits) (outcome, error) {
 			cmp.Compare(y.plan.UpdateRate, x.plan.UpdateRate),
 			cmp.Compare(x.plan.MaxStaleness, y.plan.MaxStaleness),
 			memory(x, y),
+			cmp.Compare(x.transfers(), y.transfers()), // what each costs the host is in no model
 			cmp.Compare(x.time, y.time),
 		)
 	}), nil

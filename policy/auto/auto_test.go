@@ -116,8 +116,8 @@ func TestCancelled(t *testing.T) {
 // for fresher updates and less memory; with a second link it uses both.
 func TestNeverBeaten(t *testing.T) {
 	j := layers(40)
-	c := cluster.Uniform(16, 1, cluster.Link{Name: "a", Latency: 25, Bandwidth: 10e9})
-	c.Links = append(c.Links, cluster.Link{Name: "b", Latency: 25, Bandwidth: 5e9})
+	c := cluster.Uniform(16, 1, cluster.Link{Name: "a", Latency: 25, Bandwidth: 1e9})
+	c.Links = append(c.Links, cluster.Link{Name: "b", Latency: 25, Bandwidth: 0.5e9})
 	chosen, _ := all.Lookup("auto")
 	var o policy.Options
 	p := must(chosen.Build(t.Context(), j, c, o))

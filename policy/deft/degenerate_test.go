@@ -29,7 +29,7 @@ func TestDegenerate(t *testing.T) {
 		"a nanosecond":                {chain(1, 0.001, 0, 1<<40), wire(1e6, 1)},
 		"free links":                  {chain(300, 1, 2, 1), wire(0, 1e-9, 1e-9)},
 		"one huge tensor":             {chain(1, 1, 2, 1<<50), wire(1, 1, 1, 1, 1, 1)},
-		"an hour":                      {chain(200, 1e9, 2e9, 1<<40), wire(1, 1, 1.1, 1.2, 1.3)},
+		"an hour":                     {chain(200, 1e9, 2e9, 1<<40), wire(1, 1, 1.1, 1.2, 1.3)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, l := range []plan.Limits{plan.DelayLimits(1), plan.DelayLimits(6), plan.AnyLimits} {
