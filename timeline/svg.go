@@ -173,30 +173,30 @@ func (p *picture) lanes() {
 	room := svgRows
 	for l, lane := range p.t.Lanes {
 		all := count[p.o.Rank*len(p.t.Lanes)+l]
-		n := min(max(1, all), svgTracks)
 		if len(rows[l]) == 0 && lane.Kind != Link {
 			continue // a lane of ops that another iteration runs
 		}
-		if n > room {
+		byTrack := make([][]piece, max(1, all))
+		for _, i := range rows[l] {
+			s := &p.t.Spans[i]
+			byTrack[track[i]] = append(byTrack[track[i]], piece{s, s.Start, s.End})
+		}
+		if all > svgTracks {
+			byTrack = [][]piece{successive(byTrack)}
+		}
+		if room -= len(byTrack); room < 0 {
 			p.Text("dim small", p.left, p.y+8, fmt.Sprintf("and %d more lanes", len(p.t.Lanes)-l))
 			p.y += svgText
 			break
 		}
-		room -= n
 		p.Text("ink end", p.left-10, p.y+svgTrack/2+4, svg.Fit(lane.Name, svgWidth/6))
-		byTrack := make([][]int32, n)
-		for _, i := range rows[l] {
-			if k := int(track[i]); k < n {
-				byTrack[k] = append(byTrack[k], i)
-			}
-		}
 		for k := range byTrack {
 			p.Line("rule thin", p.left, p.y+svgTrack, p.right, p.y+svgTrack)
 			p.row(byTrack[k])
 			p.y += svgTrack + svgGap
 		}
-		if all > n {
-			p.Text("dim small", p.left, p.y+8, fmt.Sprintf("and up to %d more at a time", all-n))
+		if all > svgTracks {
+			p.Text("dim small", p.left, p.y+9, fmt.Sprintf("up to %d at a time, each shown from the end of the one before", all))
 			p.y += svgText
 		}
 		p.y += svgLanes - svgGap
@@ -206,19 +206,35 @@ func (p *picture) lanes() {
 	p.axis()
 }
 
+// piece is a span, and the part of it that is shown.
+type piece struct {
+	*Span
+	from, to float64
+}
+
+// successive cuts spans of several tracks so that none overlap: each begins when
+// the one before it ends. Of transfers that share a wire, that is their time on it.
+func successive(tracks [][]piece) []piece {
+	all := slices.Concat(tracks...)
+	slices.SortStableFunc(all, func(a, b piece) int { return cmp.Or(cmp.Compare(a.to, b.to), cmp.Compare(a.from, b.from)) })
+	for i := 1; i < len(all); i++ {
+		all[i].from = max(all[i].from, all[i-1].to)
+	}
+	return all
+}
+
 // row draws spans: those wider than a pixel as boxes, the others pixel by pixel,
 // each in the colour of what takes most of it.
-func (p *picture) row(spans []int32) {
+func (p *picture) row(pieces []piece) {
 	fill := map[int]*[looks]float64{} // by pixel
-	for _, i := range spans {
-		s := &p.t.Spans[i]
-		a, b := p.x(s.Start), p.x(s.End)
-		text, k := p.what(s)
+	for _, s := range pieces {
+		a, b := p.x(s.from), p.x(s.to)
+		text, k := p.what(s.Span)
 		if b-a >= 1 {
-			p.box(a, b, k, s, text...)
+			p.box(a, b, k, s.Span, text...)
 			continue
 		}
-		if s.End > s.Start {
+		if s.to > s.from {
 			px := int(a)
 			if fill[px] == nil {
 				fill[px] = new([looks]float64)
@@ -363,7 +379,7 @@ func (p *picture) legend() {
 		}
 	}
 	if p.unnamed {
-		item("transfers: a colour for what belongs together", true, lookColor)
+		item("transfers, coloured by what they carry", true, lookColor)
 	} else {
 		slices.SortFunc(p.names, func(a, b named) int {
 			return cmp.Or(cmp.Compare(a.look, b.look), cmp.Compare(a.text, b.text))

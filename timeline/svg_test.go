@@ -189,7 +189,7 @@ func TestSVGSize(t *testing.T) {
 	if len(picture) > 20_000 {
 		t.Errorf("%d bytes", len(picture))
 	}
-	for _, want := range []string{"and up to 988 more at a time", "transfers: a colour for what belongs together"} {
+	for _, want := range []string{"up to 1000 at a time, each shown from the end of the one before", "transfers, coloured by what they carry"} {
 		if !slices.Contains(texts, want) {
 			t.Errorf("no text %q among %q", want, texts)
 		}
