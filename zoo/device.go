@@ -72,7 +72,7 @@ var devices = []Device{
 	{"h100", "NVIDIA H100 SXM 80 GB", 80e9, 3350e9, []Rate{{TF32, 494.5e12, 0.4}, {FP32, 67e12, 0.75}, {BF16, 989.5e12, 0.4}, {FP16, 989.5e12, 0.4}}},
 	// NVIDIA Tesla K80 board specification: one of the board's two GPUs, at boost
 	// clock (8.74 TFLOP/s, 480 GB/s and 24 GB a board).
-	{"k80", "NVIDIA K80, one of its two GPUs", 12e9, 240e9, []Rate{{FP32, 4.37e12, 0.75}}},
+	{"k80", "NVIDIA K80, one of its two GPUs", 12e9, 240e9, []Rate{{FP32, 4.37e12, 0.5}}},
 	// Intel Xeon Gold 6148: 2 AVX-512 units of 16 fused multiply-adds a cycle at
 	// 2.2 GHz, the clock with all cores under AVX-512; one core gets at most 12 GB/s of
 	// its socket's 128 GB/s; memory is the core's share of a host with 384 GB for 40
@@ -93,32 +93,32 @@ func DeviceNames() []string {
 }
 
 // FindDevice is the device of that name. The error names a near one.
-func FindDevice(name string) (*Device, error) {
-	for i := range devices {
-		if devices[i].Name == name {
-			return &devices[i], nil
+func FindDevice(name string) (Device, error) {
+	for _, d := range devices {
+		if d.Name == name {
+			return d, nil
 		}
 	}
-	return nil, fmt.Errorf("unknown device %q%s", fault.Short(name), near.Hint(name, DeviceNames()))
+	return Device{}, fmt.Errorf("unknown device %q%s", fault.Short(name), near.Hint(name, DeviceNames()))
 }
 
 // rate is the device's rate at a precision.
-func (d *Device) rate(p Precision) (*Rate, error) {
+func (d *Device) rate(p Precision) (Rate, error) {
 	if p == DefaultPrecision {
-		return &d.Rates[0], nil
+		return d.Rates[0], nil
 	}
 	var names []string
-	for i := range d.Rates {
-		if d.Rates[i].Precision == p {
-			return &d.Rates[i], nil
+	for _, r := range d.Rates {
+		if r.Precision == p {
+			return r, nil
 		}
-		names = append(names, d.Rates[i].Precision.String())
+		names = append(names, r.Precision.String())
 	}
-	return nil, fmt.Errorf("%s does not compute in %s; it has %v", d.Name, p, names)
+	return Rate{}, fmt.Errorf("%s does not compute in %s; it has %v", d.Name, p, names)
 }
 
 // time is how long an op takes, microseconds: as long as the slower of
 // arithmetic and memory (roofline). w counts elements of size bytes.
-func (d *Device) time(r *Rate, w work, size int64) float64 {
+func (d *Device) time(r Rate, w work, size int64) float64 {
 	return 1e6 * max(2*w.macs/(r.Efficiency*r.Peak), float64(w.elements*size)/d.Bandwidth)
 }

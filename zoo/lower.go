@@ -11,8 +11,8 @@ import (
 // adds each up as it comes.
 type lowering struct {
 	*network
-	device *Device
-	rate   *Rate
+	device Device
+	rate   Rate
 	size   int64 // bytes of an element
 	job    *job.Job
 
@@ -22,7 +22,7 @@ type lowering struct {
 
 const none job.OpID = -1
 
-func lower(n *network, d *Device, r *Rate, o Optimizer) *job.Job {
+func lower(n *network, d Device, r Rate, o Optimizer) *job.Job {
 	kind := r.Precision.dtype()
 	b := &lowering{
 		network: n, device: d, rate: r, size: kind.Bytes(),
@@ -45,8 +45,10 @@ func lower(n *network, d *Device, r *Rate, o Optimizer) *job.Job {
 	return b.job
 }
 
-// op appends an op. A layer's forward op has the layer's position as id.
+// op appends an op; deps may hold none, and an op twice. A layer's forward op has
+// the layer's position as id.
 func (b *lowering) op(name string, phase job.Phase, w work, output int64, deps ...job.OpID) job.OpID {
+	deps = slices.Clone(deps)
 	slices.Sort(deps)
 	deps = slices.Compact(deps)
 	if len(deps) > 0 && deps[0] == none {
@@ -81,39 +83,40 @@ func inputs(l *layer) []job.OpID {
 	return out
 }
 
+// backward appends the ops that one node of autograd runs, and hands what they
+// have to the layer's inputs.
 func (b *lowering) backward(k int) {
 	l := &b.layers[k]
-	grad := b.grads[k]
-	if l.passes {
-		for _, x := range l.inputs {
-			b.contribute(x, grad)
+	id := b.grads[k]
+	if !l.passes {
+		needs, forInput := []job.OpID{id}, []job.OpID{id}
+		if l.keepsOutput {
+			forInput = append(forInput, job.OpID(k))
 		}
-		return
+		if l.keepsInputs {
+			needs = append(needs, inputs(l)...)
+			if !l.linear {
+				forInput = append(forInput, inputs(l)...)
+			}
+		}
+		if l.sums {
+			forInput = append(forInput, b.wgrad(l, needs))
+		}
+		id = b.dgrad(l, forInput)
+		if !l.sums && len(l.params) > 0 {
+			b.wgrad(l, needs)
+		}
 	}
-	reads := []job.OpID{grad}
-	if l.keepsInputs {
-		reads = append(reads, inputs(l)...)
-	}
-	if l.keepsOutput {
-		reads = append(reads, job.OpID(k))
-	}
-	sums := none
-	if l.sums {
-		sums = b.wgrad(l, reads)
-	}
-	if id := b.dgrad(l, append(slices.Clone(reads), sums)); id != none {
+	if id != none {
 		for _, x := range l.inputs {
 			b.contribute(x, id)
 		}
-	}
-	if len(l.params) > 0 && !l.sums {
-		b.wgrad(l, reads)
 	}
 }
 
 // dgrad appends the op that has the gradients of the layer's inputs, if any has
 // one.
-func (b *lowering) dgrad(l *layer, reads []job.OpID) job.OpID {
+func (b *lowering) dgrad(l *layer, needs []job.OpID) job.OpID {
 	var output int64
 	for _, x := range l.inputs {
 		if x.layer != data && b.needs[x.layer] {
@@ -123,7 +126,7 @@ func (b *lowering) dgrad(l *layer, reads []job.OpID) job.OpID {
 	if output == 0 {
 		return none
 	}
-	id := b.op(l.name+".dgrad", job.Backward, l.dgrad, output, reads...)
+	id := b.op(l.name+".dgrad", job.Backward, l.dgrad, output, needs...)
 	if len(l.params) > 0 {
 		t := &b.job.Tensors[l.params[0]]
 		t.Readers = append(t.Readers, id)
@@ -133,13 +136,13 @@ func (b *lowering) dgrad(l *layer, reads []job.OpID) job.OpID {
 
 // wgrad appends the op that has the gradients of the layer's parameters. Where a
 // tied one has a gradient already, another op adds the two.
-func (b *lowering) wgrad(l *layer, reads []job.OpID) job.OpID {
-	id := b.op(l.name+".wgrad", job.Backward, l.wgrad, 0, slices.Clone(reads)...)
+func (b *lowering) wgrad(l *layer, needs []job.OpID) job.OpID {
+	id := b.op(l.name+".wgrad", job.Backward, l.wgrad, 0, needs...)
 	for _, p := range l.params {
 		t := &b.job.Tensors[p]
 		if t.Producers = append(t.Producers, id); len(t.Producers) > 1 {
 			b.job.Ops[id].Output += t.GradBytes() // beside the first, which lies in the gradient buffer
-			sum := b.op(t.Name+".sum", job.Backward, work{elements: 3 * t.Elements}, 0, slices.Clone(t.Producers)...)
+			sum := b.op(t.Name+".sum", job.Backward, work{elements: 3 * t.Elements}, 0, t.Producers...)
 			t.Producers = append(t.Producers, sum)
 		}
 	}
@@ -177,7 +180,7 @@ func (b *lowering) update(o Optimizer) {
 	for i := range b.job.Tensors {
 		t := &b.job.Tensors[i]
 		b.job.Optimizer += kept * t.Elements
-		deps := append(slices.Clone(t.Producers), unscale)
+		deps := append(slices.Clip(t.Producers), unscale)
 		id := b.op("update "+t.Name, job.Update, work{elements: (12 + 8*o.moments()) * t.Elements / b.size}, 0, deps...)
 		t.Updaters = []job.OpID{id}
 	}

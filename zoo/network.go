@@ -50,8 +50,9 @@ type layer struct {
 	// inputs, and if there are parameters another, wgrad, has theirs.
 	passes       bool
 	dgrad, wgrad work
-	// What the backward pass needs of the forward pass.
-	keepsInputs, keepsOutput bool
+	// What the backward pass needs of the forward pass. Of a linear layer the
+	// inputs are for wgrad alone.
+	keepsInputs, keepsOutput, linear bool
 	// sums: dgrad needs what wgrad has summed (batch normalisation).
 	sums bool
 }
@@ -81,7 +82,7 @@ func (n *network) product(name string, x value, output shape, depth int64, param
 	w := work{float64(out) * float64(depth), in + weights + out}
 	return n.add(layer{
 		name: name, inputs: []value{x}, params: params, output: output,
-		forward: w, dgrad: w, wgrad: w, keepsInputs: true,
+		forward: w, dgrad: w, wgrad: w, keepsInputs: true, linear: true,
 	})
 }
 
