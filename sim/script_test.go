@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -26,10 +27,12 @@ import (
 //	chain f=(2,2) b=(4,4) s=(1,2)    the job: a chain of layers on one device lane
 //	ops                              the job, op by op (see parseOps)
 //	cluster alpha=2 beta=1 [...]     all-reduce of S bytes takes alpha + beta·S us,
-//	                                 its halves half of that each
+//	                                 its halves half of that each; with
+//	                                 servers=colocated or servers=dedicated so
+//	                                 does a push, and a pull
 //	run policy=NAME [...]            simulate a policy's plan
 //	run sends=(4,3+2,1) [...]        simulate a plan written here (see scriptedPlan)
-//	bound                            the synchronous lower bound
+//	bound [servers]                  the synchronous lower bound
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/script", func(t *testing.T, path string) {
 		s := script{t: t}
@@ -48,7 +51,11 @@ func TestScripts(t *testing.T) {
 			case "run":
 				return s.run(d)
 			case "bound":
-				b, err := bound.Synchronous(s.job, s.cluster)
+				of := bound.Synchronous
+				if d.HasArg("servers") {
+					of = bound.Servers
+				}
+				b, err := of(s.job, s.cluster)
 				if err != nil {
 					return "error: " + err.Error() + "\n"
 				}
@@ -150,7 +157,8 @@ func (s *script) plan(d *datadriven.TestData) (*plan.Plan, error) {
 
 // scriptedPlan reads sends=(4,3+2,1/2,1/2): the transfers of the first link in
 // order, each of the tensors joined by +, by number from 1; i/n is the next of n
-// equal slices of tensor i. at=read updates at the first read, delay=d an
+// equal slices of tensor i. 4+3> pushes them, and 4+3< pulls them, behind the pushes
+// so far that hold them. at=read updates at the first read, delay=d an
 // iteration d later; window and bytes bound what is in flight.
 func (s *script) scriptedPlan(d *datadriven.TestData) (*plan.Plan, error) {
 	var names []string
@@ -158,7 +166,7 @@ func (s *script) scriptedPlan(d *datadriven.TestData) (*plan.Plan, error) {
 		names = append(names, l.Name)
 	}
 	p := plan.New(s.job, "script", names...)
-	cut := map[int]int64{}
+	cut := map[string]map[int]int64{"": {}, ">": {}, "<": {}}
 	for l := range names {
 		arg := "sends"
 		if l > 0 {
@@ -169,6 +177,7 @@ func (s *script) scriptedPlan(d *datadriven.TestData) (*plan.Plan, error) {
 		}
 		for _, send := range args(d, arg) {
 			var b plan.Bucket
+			send, way := strings.TrimRight(send, "<>"), send[len(strings.TrimRight(send, "<>")):]
 			for _, item := range strings.Split(send, "+") {
 				k, n, sliced := strings.Cut(item, "/")
 				id := atoi(s.t, k) - 1
@@ -177,10 +186,17 @@ func (s *script) scriptedPlan(d *datadriven.TestData) (*plan.Plan, error) {
 				if sliced {
 					length = whole / int64(atoi(s.t, n))
 				}
-				b.Slices = append(b.Slices, plan.Slice{Tensor: job.TensorID(id), Offset: cut[id], Length: length})
-				cut[id] += length
+				b.Slices = append(b.Slices, plan.Slice{Tensor: job.TensorID(id), Offset: cut[way][id], Length: length})
+				cut[way][id] += length
 			}
-			p.AllReduce(l, b)
+			switch way {
+			case "":
+				p.AllReduce(l, b)
+			case ">":
+				p.Add(l, cluster.Push, p.AddBucket(b), plan.Gate{Kind: plan.GradientReady})
+			case "<":
+				p.Add(l, cluster.Pull, p.AddBucket(b), pushesOf(p, b)...)
+			}
 		}
 	}
 	if d.HasArg("at") {
@@ -200,6 +216,23 @@ func (s *script) scriptedPlan(d *datadriven.TestData) (*plan.Plan, error) {
 	return p, p.AddCollectives(s.job)
 }
 
+// pushesOf gates a transfer on the pushes of what b holds.
+func pushesOf(p *plan.Plan, b plan.Bucket) []plan.Gate {
+	var gates []plan.Gate
+	for l := range p.Programs {
+		for i, t := range p.Programs[l].Transfers {
+			if t.Kind == cluster.Push && slices.ContainsFunc(p.Buckets[t.Bucket].Slices, func(x plan.Slice) bool {
+				return slices.ContainsFunc(b.Slices, func(y plan.Slice) bool {
+					return x.Tensor == y.Tensor && x.Offset < y.Offset+y.Length && y.Offset < x.Offset+x.Length
+				})
+			}) {
+				gates = append(gates, plan.Gate{Kind: plan.TransferDone, Link: l, Transfer: i})
+			}
+		}
+	}
+	return gates
+}
+
 // scriptedCluster makes links whose all-reduce of S bytes takes alpha + beta·S
 // microseconds: alpha=(2,3) makes two. scale=(1,2) sets the workers' factors.
 func scriptedCluster(t *testing.T, d *datadriven.TestData) *cluster.Cluster {
@@ -210,7 +243,7 @@ func scriptedCluster(t *testing.T, d *datadriven.TestData) *cluster.Cluster {
 		for _, k := range []struct {
 			kind  cluster.Kind
 			share float64 // of an all-reduce
-		}{{cluster.AllReduce, 1}, {cluster.ReduceScatter, 0.5}, {cluster.AllGather, 0.5}, {cluster.Broadcast, 1}} {
+		}{{cluster.AllReduce, 1}, {cluster.ReduceScatter, 0.5}, {cluster.AllGather, 0.5}, {cluster.Broadcast, 1}, {cluster.Push, 1}, {cluster.Pull, 1}} {
 			a, b := k.share*alphas[l], k.share*betas[l]
 			link.Curve = append(link.Curve,
 				cluster.Point{Kind: k.kind, Bytes: 1, Time: a + b},
@@ -223,6 +256,9 @@ func scriptedCluster(t *testing.T, d *datadriven.TestData) *cluster.Cluster {
 			d.ScanArgs(t, "medium", &link.Medium)
 		}
 		c.Links = append(c.Links, link)
+	}
+	if d.HasArg("servers") {
+		c.Servers = &cluster.Servers{Count: 4, Colocated: args(d, "servers")[0] == "colocated"}
 	}
 	if d.HasArg("overlap") {
 		c.Overlap = floats(t, d, "overlap")[0]

@@ -81,8 +81,15 @@ func (s *schedule) exchange() ([]send, error) {
 	if s.cluster.Sides(cluster.Push)&s.cluster.Sides(cluster.Pull) != 0 {
 		pullWire = 0
 	}
+	// Of one layer pushes go ahead of pulls: these can only follow them.
 	urgent := func(a, b send) int {
 		x, y := &s.slices[a.slice], &s.slices[b.slice]
+		if x.rank == y.rank && a.pull != b.pull {
+			if b.pull {
+				return -1
+			}
+			return 1
+		}
 		return cmp.Or(cmp.Compare(x.rank, y.rank), cmp.Compare(x.Offset, y.Offset))
 	}
 	first := func(a, b send) int { return cmp.Or(cmp.Compare(a.ready, b.ready), cmp.Compare(a.slice, b.slice)) }

@@ -111,35 +111,35 @@ func push(size, ready []float64, d float64) (end float64, cuts []int) {
 // time 0, that let the computation which they feed end soonest: what transfer i
 // brings is computed with from at[i] to at[i+1], counted in a computation that
 // waits for nothing. It returns the end and where each segment ends, exclusive.
-// With G(j, k) the earliest time at which the computation needs transfer j+1,
-// the first j having come in k segments,
+// With S(j, k) the least that the computation has waited when it needs transfer
+// j+1, the first j having come in k segments (the section's G less at),
 //
-//	G(0, 0) = at(1);  G(j, k) = min over k-1 <= i < j of
-//	    max(G(i, k-1), k·d + size(1..j)) + at(j+1) - at(i+1)
+//	S(0, 0) = 0;  S(j, k) = min over k-1 <= i < j of
+//	    max(S(i, k-1), k·d + size(1..j) - at(i+1))
+//
+// The second term grows as i falls, so that the rest need not be looked at once it
+// reaches the least so far; nor need more segments whose start-ups alone do.
 func pull(size, at []float64, d float64) (end float64, cuts []int) {
 	n := len(size)
 	came := sums(size)
-	g, next := make([]float64, n+1), make([]float64, n+1)
-	for j := range g {
-		g[j] = math.Inf(1)
-	}
-	g[0] = at[0]
+	s, next := slices.Repeat([]float64{math.Inf(1)}, n+1), make([]float64, n+1)
+	s[0] = 0
 	from := make([][]int32, n+1) // by segments, then transfers
-	best := 0
-	end = math.Inf(1)
-	for k := 1; k <= n && float64(k)*d+came[n] < end; k++ {
+	best, least := 0, math.Inf(1)
+	for k := 1; k <= n && float64(k)*d+came[n]-at[n-1] < least; k++ {
 		from[k] = make([]int32, n+1)
 		for j := range next {
 			next[j] = math.Inf(1)
-			for i := k - 1; i < j; i++ {
-				if t := max(g[i], float64(k)*d+came[j]) + at[j] - at[i]; t < next[j] {
+			arrival := float64(k)*d + came[j]
+			for i := j - 1; i >= k-1 && arrival-at[i] < next[j]; i-- {
+				if t := max(s[i], arrival-at[i]); t < next[j] {
 					next[j], from[k][j] = t, int32(i)
 				}
 			}
 		}
-		g, next = next, g
-		if g[n] < end {
-			end, best = g[n], k
+		s, next = next, s
+		if s[n] < least {
+			least, best = s[n], k
 		}
 	}
 	for j, k := n, best; k > 0; k-- {
@@ -147,7 +147,7 @@ func pull(size, at []float64, d float64) (end float64, cuts []int) {
 		j = int(from[k][j])
 	}
 	slices.Reverse(cuts)
-	return end, cuts
+	return least + at[n], cuts
 }
 
 // sums are those of the first 0, 1, 2, ... values.

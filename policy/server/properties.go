@@ -2,7 +2,6 @@ package server
 
 import (
 	"cmp"
-	"container/heap"
 	"encoding/binary"
 	"math"
 	"math/bits"
@@ -45,11 +44,13 @@ type properties struct {
 	left  set       // R
 	alone []float64 // P: computation that only this receive blocks
 	plus  []float64 // M⁺: see impending
-	// open are the needs of several outstanding receives, shared of how many a
-	// receive is part.
+	// open are the needs of several outstanding receives, by ascending sum; shared
+	// is of how many of them a receive is part.
 	open   []outstanding
 	shared []int32
-	work   int64 // steps taken so far
+	// Room for remove.
+	dropped, kept []outstanding
+	work          int64 // steps taken so far
 }
 
 type outstanding struct {
@@ -77,6 +78,7 @@ func (w *worker) properties(time []float64) *properties {
 		}
 	}
 	p.open = slices.DeleteFunc(p.open, p.settle)
+	slices.SortStableFunc(p.open, func(a, b outstanding) int { return cmp.Compare(a.sum, b.sum) })
 	return p
 }
 
@@ -95,26 +97,37 @@ func (p *properties) settle(o outstanding) bool {
 	return true
 }
 
-// remove takes a receive out of those outstanding.
+// remove takes a receive out of those outstanding. The needs that it is part of
+// all drop by its time, so they stay in order, as the others do: the two are merged.
 func (p *properties) remove(r int) {
 	p.left.remove(r)
 	p.work += int64(len(p.open))
-	kept := p.open[:0]
+	p.dropped, p.kept = p.dropped[:0], p.kept[:0]
 	for _, o := range p.open {
-		if o.on.has(r) {
-			o.count--
-			o.sum -= p.time[r]
+		if !o.on.has(r) {
+			p.kept = append(p.kept, o)
+			continue
 		}
+		o.count--
+		o.sum -= p.time[r]
 		if !p.settle(o) {
-			kept = append(kept, o)
+			p.dropped = append(p.dropped, o)
 		}
 	}
-	p.open = kept
+	p.open = p.open[:0]
+	rest := p.kept
+	for _, o := range p.dropped {
+		for len(rest) > 0 && rest[0].sum <= o.sum {
+			p.open, rest = append(p.open, rest[0]), rest[1:]
+		}
+		p.open = append(p.open, o)
+	}
+	p.open = append(p.open, rest...)
 }
 
 // impending computes M⁺ of the outstanding receives: the least time, its own
 // included, of receives that together unblock a computation that it alone does
-// not. Needs are looked at by ascending time until each receive has its first.
+// not. That is the sum of the first open need that it is part of.
 func (p *properties) impending() {
 	wanting := 0
 	for r := range p.left.all {
@@ -123,16 +136,10 @@ func (p *properties) impending() {
 			wanting++
 		}
 	}
-	p.work += int64(len(p.open))
-	byTime := make(queue, len(p.open))
-	for i := range p.open {
-		byTime[i] = &p.open[i]
-	}
-	heap.Init(&byTime)
 	without := slices.Clone(p.left)
-	for wanting > 0 {
-		o := heap.Pop(&byTime).(*outstanding)
-		p.work += int64(len(without) + bits.Len(uint(len(byTime))))
+	for i := 0; wanting > 0; i++ {
+		o := &p.open[i]
+		p.work += int64(len(without))
 		for i := range without {
 			for hit := o.on[i] & without[i]; hit != 0; hit &= hit - 1 {
 				p.plus[i<<6+bits.TrailingZeros64(hit)] = o.sum
@@ -141,19 +148,6 @@ func (p *properties) impending() {
 			without[i] &^= o.on[i]
 		}
 	}
-}
-
-type queue []*outstanding
-
-func (q queue) Len() int           { return len(q) }
-func (q queue) Less(a, b int) bool { return q[a].sum < q[b].sum }
-func (q queue) Swap(a, b int)      { q[a], q[b] = q[b], q[a] }
-func (q *queue) Push(x any)        { *q = append(*q, x.(*outstanding)) }
-func (q *queue) Pop() any {
-	n := len(*q) - 1
-	x := (*q)[n]
-	*q = (*q)[:n]
-	return x
 }
 
 // tic gives each receive its priority, 0 first: M⁺ where every receive takes one
@@ -179,14 +173,16 @@ func (w *worker) tic() []int {
 // maxWork is where ordering takes some seconds.
 const maxWork = 1 << 31
 
-// tac orders the receives: time and again the first that no other beats. less has
+// tac orders the receives; whole is false if it was broken off.
+func (w *worker) tac() (order []int, whole bool) { return w.properties(w.time).order(maxWork) }
+
+// order takes, time and again, the receive that no other beats. The comparison has
 // cycles, so the outstanding are scanned by number, and the best so far gives way
-// only to one that is strictly less (section 8.2). Beyond maxWork the rest follow
-// by number, and whole is false.
-func (w *worker) tac() (order []int, whole bool) {
-	p := w.properties(w.time)
-	for range w.time {
-		if p.work > maxWork {
+// only to one that is strictly less (section 8.2). Beyond so much work the rest
+// follow by number, and whole is false.
+func (p *properties) order(limit int64) (order []int, whole bool) {
+	for range p.time {
+		if p.work > limit {
 			return slices.AppendSeq(order, p.left.all), false
 		}
 		best, current := -1, false // whether M⁺ is that of this round
