@@ -77,8 +77,15 @@ func (g *graph) bound(c *cluster.Cluster, p pace, n traffic, busy []float64) Bou
 			b = Bound{t, t, fmt.Sprintf("lane %s, and what it waits for, computes all the time", s.Lanes[l].Name)}
 		}
 	}
-	if t := p.rate * n.wire * float64(s.Bytes()); t > b.Time {
-		b.Time, b.Why = t, "the links transfer all the time"+p.rateLimit()
+	wire := p.rate * n.wire * float64(s.Bytes())
+	if wire > b.Time {
+		b.Time, b.Why = wire, "the links transfer all the time"+p.rateLimit()
+	}
+	for l := range busy { // at rate 1/(1+Overlap) while the links transfer
+		if t := factor*busy[l] + wire*c.Overlap/(1+c.Overlap); s.Computes(job.LaneID(l)) && t > b.Time {
+			b.Time = t
+			b.Why = fmt.Sprintf("lane %s computes all the time, slower while the links transfer%s", s.Lanes[l].Name, p.rateLimit())
+		}
 	}
 	for l := range busy {
 		x := g.pivot(l)

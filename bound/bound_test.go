@@ -32,6 +32,8 @@ func TestByHand(t *testing.T) {
 	global.Mode = job.Global
 	shared := links([2]float64{2, 1}, [2]float64{2, 1})
 	shared.Links[0].Medium, shared.Links[1].Medium = "nic", "nic"
+	slowed := links([2]float64{2, 1})
+	slowed.Overlap = 0.25
 	one := func(f, b float64, bytes int64) *job.Job {
 		return job.Chain("one", []float64{f}, []float64{b}, []int64{bytes})
 	}
@@ -54,6 +56,9 @@ func TestByHand(t *testing.T) {
 		// (4 + 8 + 13 + 1) / 2 = 13 is less than computing, 27.
 		{"rx, delay 1", rx(), links([2]float64{2, 1}), plan.DelayLimits(1), 27,
 			"lane compute, and what it waits for, computes all the time"},
+		// Beside transfers of 13 us, at 4/5 of the speed, 13/5 are lost.
+		{"rx, slowed, delay 1", rx(), slowed, plan.Limits{MaxDelay: 1, MaxStaleness: 1, MinUpdateRate: 1}, 29.6,
+			"lane compute computes all the time, slower while the links transfer"},
 		// 13 bytes at 3 are 39 an update.
 		{"rx, slow, delay 1", rx(), links([2]float64{2, 3}), plan.Limits{MaxDelay: 1, MaxStaleness: 1, MinUpdateRate: 1}, 39,
 			"the links transfer all the time"},
