@@ -153,7 +153,7 @@ func (p *picture) time(us float64) string { return digits(us/p.unit) + " " + p.u
 // lanes draws the rows of the rank, the boundaries and the time axis.
 func (p *picture) lanes() {
 	shown := func(s *Span) bool {
-		return int(s.Rank) == p.o.Rank && s.Kind != Queued && s.End >= p.from && s.Start <= p.to
+		return int(s.Rank) == p.o.Rank && s.Kind != Queued && s.End > s.Start && s.End >= p.from && s.Start <= p.to
 	}
 	track, count := p.t.pack(shown)
 	rows := make([][]int32, len(p.t.Lanes)) // spans by lane
@@ -174,7 +174,7 @@ func (p *picture) lanes() {
 	for l, lane := range p.t.Lanes {
 		all := count[p.o.Rank*len(p.t.Lanes)+l]
 		if len(rows[l]) == 0 && lane.Kind != Link {
-			continue // a lane of ops that another iteration runs
+			continue // its ops take no time, or run in other iterations
 		}
 		byTrack := make([][]piece, max(1, all))
 		for _, i := range rows[l] {
@@ -234,14 +234,12 @@ func (p *picture) row(pieces []piece) {
 			p.box(a, b, k, s.Span, text...)
 			continue
 		}
-		if s.to > s.from {
-			px := int(a)
-			if fill[px] == nil {
-				fill[px] = new([looks]float64)
-			}
-			fill[px][k] += max(b-a, 1e-3)
-			p.used[k] = true
+		px := min(int(a), int(p.right)-1)
+		if fill[px] == nil {
+			fill[px] = new([looks]float64)
 		}
+		fill[px][k] += max(b-a, 1e-3)
+		p.used[k] = true
 	}
 	pixels := make([]int, 0, len(fill))
 	class := func(px int) string {

@@ -6,7 +6,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,9 +14,12 @@ import (
 	"weft/cluster"
 	"weft/internal/view"
 	"weft/job"
+	"weft/pair"
 	"weft/plan"
 	"weft/policy"
 	"weft/policy/all"
+	"weft/policy/crossover"
+	"weft/policy/fusion"
 	"weft/sim"
 )
 
@@ -37,10 +39,6 @@ func main() {
 // show writes a policy's picture, and puts it below the title of the page.
 func show(p policy.Policy, dir string) error {
 	picture, err := draw(p)
-	if errors.Is(err, policy.ErrUnsuitable) {
-		fmt.Fprintf(os.Stderr, "pictures: none of %s: %v\n", p.Name, err)
-		return nil
-	}
 	if err != nil {
 		return err
 	}
@@ -89,9 +87,9 @@ var options = policy.Options{
 	FirstBucket: 1000, Bucket: 5000, Cycle: 5000, Slice: 250, Partition: 250, Credit: 3000, Group: 1000, Unit: 250,
 }
 
-// draw simulates a policy's plan for the example and draws two iterations of it.
-func draw(pol policy.Policy) ([]byte, error) {
-	ctx := context.Background()
+// build is the policy's plan for the example; crossover's for two of them, each
+// under WFBP.
+func build(ctx context.Context, pol policy.Policy) (*job.Job, *cluster.Cluster, *plan.Plan, error) {
 	j, c := example()
 	o := options
 	switch pol.Class {
@@ -100,7 +98,25 @@ func draw(pol policy.Policy) ([]byte, error) {
 	case policy.Delayed:
 		o.Limits = plan.Limits{MaxDelay: 1, MaxStaleness: 3, MinUpdateRate: 1. / 3} // what --max-delay 1 stands for
 	}
-	p, err := pol.Build(ctx, j, c, o)
+	if pol.Name != crossover.Crossover.Name {
+		p, err := pol.Build(ctx, j, c, o)
+		return j, c, p, err
+	}
+	p, err := fusion.WFBP.Build(ctx, j, c, o)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	x, err := pair.Join(c, []pair.Member{{Job: j, Plan: p}, {Job: j, Plan: p}}, []int{0, 1})
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	return x.Job, x.Cluster, x.Plan, nil
+}
+
+// draw simulates the policy's plan and draws two iterations of it.
+func draw(pol policy.Policy) ([]byte, error) {
+	ctx := context.Background()
+	j, c, p, err := build(ctx, pol)
 	if err != nil {
 		return nil, err
 	}
