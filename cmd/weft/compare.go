@@ -13,7 +13,7 @@ import (
 
 func newCompare(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "compare TRACE|JOB",
+		Use:   "compare TRACE|JOB|MODEL",
 		Short: "Rank every schedule on your job and cluster",
 		Long: `Builds the plan of every policy for the job, proves it, simulates it on the
 cluster, and ranks the results: those that reduce among the workers, and those
@@ -27,8 +27,9 @@ all workers are taken to compute as this one did.`,
 		Example: `  weft compare trace.json.gz --workers 16 --link 10Gbit,25us
   weft compare trace.json.gz --workers 16 --link 10Gbit,25us --bucket 5MiB
   weft compare trace.json.gz --workers 16 --link 10Gbit,25us --max-delay 1
-  weft compare job.json --cluster cluster.yaml --json`,
-		Args: want(1, 1, "one TRACE or JOB"),
+  weft compare job.json --cluster cluster.yaml --json
+  weft compare gpt2-small --device a100 --workers 16 --link 40Gbit,25us`,
+		Args: want(1, 1, "one TRACE, JOB or MODEL"),
 	}
 	var inputs cli.Flags
 	var policies cli.PolicyFlags

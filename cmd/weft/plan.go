@@ -15,7 +15,7 @@ import (
 
 func newPlan(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "plan TRACE|JOB",
+		Use:   "plan TRACE|JOB|MODEL",
 		Short: "Build a policy's plan; explain and check plans",
 		Long: `Builds the plan that a policy makes for a job on a cluster, proves it, and
 writes it to a file or, without -o, to the standard output.`,
@@ -23,7 +23,7 @@ writes it to a file or, without -o, to the standard output.`,
   weft plan job.json --link 10Gbit,25us --policy deft --max-delay 1 -o plan.json
   weft plan explain plan.json
   weft plan check plan.json --job job.json`,
-		Args: want(1, 1, "one TRACE or JOB"),
+		Args: want(1, 1, "one TRACE, JOB or MODEL"),
 	}
 	cmd.AddCommand(newPlanExplain(c), newPlanCheck(c))
 

@@ -19,7 +19,7 @@ job wherever a command takes one, together with --device, and if you like
 
 With --device, prints what an iteration of each model takes there.`,
 		Example: `  weft zoo --device a100
-  weft compare gpt2-small --device a100 --workers 16 --link 40Gbit
+  weft compare gpt2-small --device a100 --workers 16 --link 40Gbit,25us
   weft import resnet50 --device v100 --batch 32 -o job.json`,
 		Args: cobra.NoArgs,
 	}
