@@ -5,8 +5,10 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"regexp"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 
 	"weft/bound"
@@ -43,13 +45,17 @@ type Outcome struct {
 	// Time of an iteration in steady state. Of several runs, Time is their mean,
 	// and Least and Most are the extremes; of one, all are the same.
 	Time, Least, Most float64
-	Mean              timeline.Breakdown // of Time, over the workers
+	Mean              timeline.Breakdown // of Time, over the workers; of several runs the last's
 	Bound             bound.Bound        // of all plans of the class
 	Gap               float64            // Time over the bound, less 1; 0: there is no bound
 	Transfers         float64            // of gradients or parameters, an iteration
 	Delay, Staleness  int
 	Rate              float64 // updates an iteration
-	Notes             []string
+	Generations       []int   // their lengths in a period; nil if synchronous
+	// Loss is the expected loss after as many iterations as a period has, over that
+	// of synchronous training; 0: none is assumed.
+	Loss  float64
+	Notes []string
 }
 
 // runner runs one or several jobs of a case.
@@ -95,7 +101,7 @@ func Run(ctx context.Context, s *Study, progress func(done, total int)) (*Result
 		*row = Row{Case: c, Cluster: &c.Cluster, Coverage: c.Coverage, Outcomes: make([]Outcome, len(s.Schedules))}
 		covers, err := coverage(jobs[i], row.Cluster)
 		if err != nil {
-			return nil, fmt.Errorf("study %s, %s, %s: %w", s.Name, c.Model, c.Setting, err)
+			return nil, fmt.Errorf("study %s, %v: %w", s.Name, c, err)
 		}
 		if c.Coverage == 0 {
 			row.Coverage = covers
@@ -109,7 +115,10 @@ func Run(ctx context.Context, s *Study, progress func(done, total int)) (*Result
 		row, i := &out.Rows[k/len(s.Schedules)], k%len(s.Schedules)
 		o, err := runners[i](ctx, jobs[k/len(s.Schedules)], row.Cluster)
 		if err != nil {
-			return fmt.Errorf("study %s, %s, %s, %s: %w", s.Name, row.Case.Model, row.Case.Setting, s.Schedules[i].Name, err)
+			return fmt.Errorf("study %s, %v, %s: %w", s.Name, row.Case, s.Schedules[i].Name, err)
+		}
+		if s.Training != nil && o.Generations != nil {
+			o.Loss = s.Training.Ratio(o.Generations)
 		}
 		row.Outcomes[i] = o
 		return nil
@@ -179,7 +188,7 @@ func coverage(jobs []*job.Job, c *cluster.Cluster) (float64, error) {
 		}
 		wire += cost.Wire
 	}
-	return wire / compute, nil
+	return wire / (compute * c.Scale), nil
 }
 
 // throttle is c with the bandwidth of its first link multiplied.
@@ -194,22 +203,55 @@ func (s *Schedule) runner() (runner, error) {
 	if s.Run != nil {
 		return s.Run, nil
 	}
+	if s.Custom != nil {
+		return s.seeds(s.fastest(*s.Custom)), nil
+	}
 	p, err := all.Lookup(s.Policy)
 	if err != nil {
 		return nil, err
 	}
-	return fastest(p, s.Tries), nil
+	return s.seeds(s.fastest(p)), nil
+}
+
+// seeds makes a runner run under each seed.
+func (s *Schedule) seeds(run runner) runner {
+	if s.Seeds == 0 {
+		return run
+	}
+	return func(ctx context.Context, jobs []*job.Job, c *cluster.Cluster) (Outcome, error) {
+		var all Outcome
+		total := 0.0
+		for seed := range s.Seeds {
+			seeded := *c
+			seeded.Seed = c.Seed + uint64(seed)
+			o, err := run(ctx, jobs, &seeded)
+			if err != nil || o.Refusal != "" {
+				return o, err
+			}
+			total += o.Time
+			if seed > 0 {
+				o.Least, o.Most = min(o.Least, all.Least), max(o.Most, all.Most)
+			}
+			all = o
+		}
+		all.Time = total / float64(s.Seeds)
+		if all.Bound.Time > 0 {
+			all.Gap = all.Time/all.Bound.Time - 1
+		}
+		return all, nil
+	}
 }
 
 // fastest tries a policy's options in turn.
-func fastest(p policy.Policy, tries []policy.Options) runner {
+func (s *Schedule) fastest(p policy.Policy) runner {
+	tries := s.Tries
 	if len(tries) == 0 {
 		tries = []policy.Options{{}}
 	}
 	return func(ctx context.Context, jobs []*job.Job, c *cluster.Cluster) (Outcome, error) {
 		var best Outcome
 		for i, o := range tries {
-			x, err := byPlan(ctx, p, o.WithDefaults(), jobs[0], c)
+			x, err := s.byPlan(ctx, p, o.WithDefaults(), jobs[0], c)
 			if err != nil {
 				return Outcome{}, err
 			}
@@ -223,7 +265,7 @@ func fastest(p policy.Policy, tries []policy.Options) runner {
 
 // byPlan builds a policy's plan, proves it within the options' limits and
 // simulates it.
-func byPlan(ctx context.Context, p policy.Policy, o policy.Options, j *job.Job, c *cluster.Cluster) (Outcome, error) {
+func (s *Schedule) byPlan(ctx context.Context, p policy.Policy, o policy.Options, j *job.Job, c *cluster.Cluster) (Outcome, error) {
 	if p.Class == policy.Servers {
 		c = c.WithServers()
 	}
@@ -234,10 +276,20 @@ func byPlan(ctx context.Context, p policy.Policy, o policy.Options, j *job.Job, 
 	if err != nil {
 		return Outcome{Refusal: err.Error()}, nil
 	}
+	if s.Spread {
+		wide, err := policy.Spread(j, c, built)
+		if err != nil {
+			return Outcome{}, err
+		}
+		if wide != nil {
+			built = wide
+		}
+	}
 	return prove(ctx, j, c, built, o.Limits)
 }
 
-// prove checks a plan, simulates it and sets it beside its bound.
+// prove checks a plan, simulates it and sets it beside the bound of all plans that
+// are no later than it.
 func prove(ctx context.Context, j *job.Job, c *cluster.Cluster, p *plan.Plan, l plan.Limits) (Outcome, error) {
 	if err := plan.Check(p, j, l).Err(); err != nil {
 		return Outcome{}, fmt.Errorf("the plan is not legal for this job: %w", err)
@@ -250,6 +302,11 @@ func prove(ctx context.Context, j *job.Job, c *cluster.Cluster, p *plan.Plan, l 
 		Time: r.Time, Least: r.Time, Most: r.Time, Mean: r.Mean,
 		Delay: p.MaxDelay, Staleness: p.MaxStaleness, Rate: p.UpdateRate, Notes: p.Notes,
 	}
+	if !p.Synchronous() {
+		for _, g := range p.Generations {
+			o.Generations = append(o.Generations, g.Length)
+		}
+	}
 	for i := range p.Programs {
 		for t := range p.Programs[i].Transfers {
 			if p.Programs[i].Transfers[t].Bucket >= 0 {
@@ -258,7 +315,8 @@ func prove(ctx context.Context, j *job.Job, c *cluster.Cluster, p *plan.Plan, l 
 		}
 	}
 	o.Transfers /= float64(p.Period)
-	if o.Bound, err = bound.Of(bound.ClassOf(p), j, c, l); err != nil {
+	own := plan.Limits{MaxDelay: p.MaxDelay, MaxStaleness: p.MaxStaleness, MinUpdateRate: p.UpdateRate}
+	if o.Bound, err = bound.Of(bound.ClassOf(p), j, c, own); err != nil {
 		return Outcome{}, fmt.Errorf("lower bound: %w", err)
 	}
 	if o.Bound.Time > 0 {
@@ -276,7 +334,7 @@ func (s *Study) Index(schedule string) int {
 // a fraction; NaN where one of them has no outcome.
 func (r *Result) Gain(row, schedule int) float64 {
 	o := r.Rows[row].Outcomes
-	return Gain.of(&o[r.Study.Index(r.Study.Subject)], &o[schedule])
+	return gain(&o[r.Study.Index(r.Study.Subject)], &o[schedule])
 }
 
 // Rank is the place of a schedule among those of a case, the fastest 1; equal
@@ -295,38 +353,40 @@ func (r *Result) Rank(row, schedule int) int {
 	return place
 }
 
-// of is how one's outcome compares to another's; NaN where there is none.
-func (m Measure) of(one, other *Outcome) float64 {
-	if one.Refusal != "" || other.Refusal != "" {
+// gain is one's over another; NaN where one of them has no outcome, or takes no
+// time.
+func gain(one, other *Outcome) float64 {
+	if one.Refusal != "" || other.Refusal != "" || one.Time == 0 {
 		return math.NaN()
 	}
-	a, b := other.Time, one.Time
-	if m == Steadier {
-		a, b = other.Most-other.Least, one.Most-one.Least
+	return other.Time/one.Time - 1
+}
+
+// Spread is how much the times of several runs differ, as a fraction of their
+// mean; NaN where there are none.
+func (o *Outcome) Spread() float64 {
+	if o.Refusal != "" || o.Time == 0 {
+		return math.NaN()
 	}
-	if a == b {
-		a, b = 1, 1 // 0/0 too: they are equal
-	}
-	if m == Gain {
-		return a/b - 1
-	}
-	return a / b
+	return (o.Most - o.Least) / o.Time
 }
 
 func (r *Result) find(c *Claim) Finding {
 	f := Finding{Claim: c}
-	of := r.Study.Index(c.Of)
 	for i := range r.Rows {
 		row := &r.Rows[i]
-		if c.Setting != "" && row.Case.Setting != c.Setting {
+		if !strings.Contains(row.Case.String(), c.Where) {
 			continue
 		}
+		of := &row.Outcomes[r.Study.Index(c.Of)]
 		var all []float64
 		for _, other := range c.Over {
-			if x := c.Measure.of(&row.Outcomes[of], &row.Outcomes[r.Study.Index(other)]); !math.IsNaN(x) {
-				all = append(all, x)
-			}
+			all = append(all, gain(of, &row.Outcomes[r.Study.Index(other)]))
 		}
+		if len(c.Over) == 0 {
+			all = append(all, of.Spread())
+		}
+		all = slices.DeleteFunc(all, math.IsNaN)
 		if len(all) == 0 {
 			continue
 		}
@@ -344,37 +404,65 @@ func (r *Result) find(c *Claim) Finding {
 	return f
 }
 
-// notes are those of jobs and plans and all refusals, each once, with the number
-// of its cases where it does not hold for all.
+var figure = regexp.MustCompile(`[0-9][0-9.e+-]*`)
+
+// notes are those of jobs and plans and all refusals: each with the schedules that
+// have it, and the number of its cases where these are not all. Of notes that
+// differ in their figures the first stands for all.
 func (r *Result) notes(jobs [][]*job.Job) []string {
-	var order []string
-	count := map[string]int{}
-	add := func(s string) {
-		if count[s] == 0 {
-			order = append(order, s)
+	type note struct {
+		text      string
+		schedules []string
+		cases     map[int]bool
+		several   bool // figures
+	}
+	var all []*note
+	byText := map[string]*note{}
+	add := func(row int, schedule, text string) {
+		key := figure.ReplaceAllString(text, "#")
+		n := byText[key]
+		if n == nil {
+			n = &note{text: text, cases: map[int]bool{}}
+			byText[key] = n
+			all = append(all, n)
 		}
-		count[s]++
+		n.several = n.several || n.text != text
+		if schedule != "" && !slices.Contains(n.schedules, schedule) {
+			n.schedules = append(n.schedules, schedule)
+		}
+		n.cases[row] = true
 	}
 	for i := range r.Rows {
 		for _, n := range jobs[i][0].Notes {
-			add(n)
+			add(i, "", n)
 		}
 	}
 	for s := range r.Study.Schedules {
 		for i := range r.Rows {
-			o := &r.Rows[i].Outcomes[s]
+			o, name := &r.Rows[i].Outcomes[s], r.Study.Schedules[s].Name
 			if o.Refusal != "" {
-				add(fmt.Sprintf("%s: %s", r.Study.Schedules[s].Name, o.Refusal))
+				add(i, name, o.Refusal)
 			}
 			for _, n := range o.Notes {
-				add(fmt.Sprintf("%s: %s", r.Study.Schedules[s].Name, n))
+				add(i, name, n)
 			}
 		}
 	}
-	for i, s := range order {
-		if n := count[s]; n < len(r.Rows) {
-			order[i] = fmt.Sprintf("%s (%d of %d cases)", s, n, len(r.Rows))
+	out := make([]string, len(all))
+	for i, n := range all {
+		if out[i] = n.text; len(n.schedules) > 0 {
+			out[i] = strings.Join(n.schedules, "; ") + ": " + n.text
+		}
+		var where []string
+		if n.several {
+			where = append(where, "figures of the first")
+		}
+		if len(n.cases) < len(r.Rows) {
+			where = append(where, fmt.Sprintf("%d of %d cases", len(n.cases), len(r.Rows)))
+		}
+		if len(where) > 0 {
+			out[i] += " (" + strings.Join(where, "; ") + ")"
 		}
 	}
-	return order
+	return out
 }

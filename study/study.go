@@ -8,12 +8,14 @@ package study
 
 import (
 	"fmt"
+	"slices"
 
 	"weft/cluster"
 	"weft/internal/fault"
 	"weft/internal/near"
 	"weft/job"
 	"weft/policy"
+	"weft/policy/deft"
 	"weft/zoo"
 )
 
@@ -34,7 +36,10 @@ type Study struct {
 	Schedules []Schedule
 	Subject   string // the schedule whose gain over the others is shown
 	Ranked    bool   // the order of the schedules is a result too
-	Plot      Plot
+	// Training is what is assumed of it where updates are late, for what that is
+	// expected to cost; nil: nothing is.
+	Training *deft.Statistics
+	Plot     Plot
 }
 
 // Case is what schedules are compared on.
@@ -49,34 +54,56 @@ type Case struct {
 	Coverage float64
 }
 
+// String names the case.
+func (c *Case) String() string { return c.Model + ", " + c.Setting }
+
 // Source is where a job comes from: the zoo, or Job itself.
 type Source struct {
 	Model, Device string
 	Options       zoo.Options
 	Job           *job.Job
+	// Inference leaves only the forward pass any time.
+	Inference bool
 }
 
 func (s Source) load() (*job.Job, error) {
-	if s.Job != nil {
-		return s.Job, nil
+	j, err := s.Job, error(nil)
+	if j == nil {
+		j, err = zoo.Job(s.Model, s.Device, s.Options)
 	}
-	return zoo.Job(s.Model, s.Device, s.Options)
+	if err != nil || !s.Inference {
+		return j, err
+	}
+	forward := *j
+	forward.Ops = slices.Clone(j.Ops)
+	for i := range forward.Ops {
+		if forward.Ops[i].Phase != job.Forward {
+			forward.Ops[i].Time = 0
+		}
+	}
+	return &forward, nil
 }
 
 // Schedule is what runs on a case: a policy's plan, or what Run does.
 type Schedule struct {
 	Name   string // as tables name it
 	Policy string
+	Custom *policy.Policy // in place of Policy: one that takes no options for it
 	// Tries are options of the policy, of which those count that make the case
 	// fastest, the first of equals. None: the defaults.
 	Tries []policy.Options
+	// Spread cuts each bucket over all links of the cluster (policy.Spread).
+	Spread bool
+	// Seeds, if not 0, runs the case under as many seeds of its cluster.
+	Seeds int
 	Run   runner
 }
 
 // Plot says what a study's chart shows.
 type Plot struct {
-	Kind  PlotKind
-	Model string // the only one shown; "": all
+	Kind PlotKind
+	// Models and Schedules are all that is shown; none: all there are.
+	Models, Schedules []string
 	// Log makes the axis of settings logarithmic, in a line chart.
 	Log bool
 }
@@ -87,27 +114,21 @@ type PlotKind uint8
 const (
 	GainBars  PlotKind = iota // the subject's gain over each of the others, a group a case
 	TimeBars                  // iteration times
-	TimeLines                 // iteration times over the setting, relative to computation alone
-	GainLines                 // the subject's gain over the settings
+	TimeLines                 // iteration times over the setting, a line a model and schedule
+	GainLines                 // likewise gains
 )
 
-// Claim is a statement of a paper's abstract: a gain of one schedule over others.
+// Claim is a statement of a paper's abstract about a schedule: its gain over
+// others, which is how many more iterations a second it runs, as a fraction.
 type Claim struct {
-	Text    string // in the paper's terms
-	Of      string // a schedule
+	Text string // in the paper's terms
+	Of   string // a schedule
+	// Over are the others. None: not a gain, but the spread of Of is claimed, the most
+	// less the least time over the mean.
 	Over    []string
 	Fastest bool   // only over the fastest of these
-	Setting string // the cases that it is about; "": all
-	Measure Measure
+	Where   string // part of the names of the cases that it is about; "": all
 }
-
-// Measure compares two outcomes of a case.
-type Measure uint8
-
-const (
-	Gain     Measure = iota // iterations a second, over those of the other, less 1
-	Steadier                // spread of the other's iteration times, over one's own
-)
 
 // All lists the studies.
 func All() []Study { return studies }

@@ -3,17 +3,20 @@ package study
 import (
 	"context"
 	"errors"
+	"maps"
 	"math"
 	"reflect"
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"weft/cluster"
 	"weft/job"
 	"weft/plan"
 	"weft/policy"
+	"weft/policy/all"
 
 	"go.uber.org/goleak"
 )
@@ -40,9 +43,9 @@ func example() *Study {
 		},
 		Subject: "mg-wfbp",
 		Claims: []Claim{
-			{Text: "faster", Of: "mg-wfbp", Over: []string{"ddp", "wfbp"}, Setting: "1 MB/s"},
+			{Text: "faster", Of: "mg-wfbp", Over: []string{"ddp", "wfbp"}, Where: "1 MB/s"},
 			{Text: "faster than all", Of: "mg-wfbp", Over: []string{"ddp", "wfbp"}, Fastest: true},
-			{Text: "steadier", Of: "mg-wfbp", Over: []string{"wfbp"}, Measure: Steadier},
+			{Text: "varies", Of: "mg-wfbp"},
 		},
 	}
 }
@@ -70,13 +73,9 @@ func TestRun(t *testing.T) {
 			t.Errorf("case %d: times %v, want %v", i, got, want[i])
 		}
 	}
-	// The floor is F + B + alpha + beta·s_1: 9 + 18 + 2 + 1; at half the speed that
-	// of all tensors is higher: b_4 + alpha + beta·13 + f_4 = 8 + 2 + 26 + 4.
-	for i, floor := range []float64{30, 40} {
-		o := r.Rows[i].Outcomes[0]
-		if math.Abs(o.Bound.Time-floor) > 1e-9 || math.Abs(o.Gap-(o.Time/floor-1)) > 1e-9 {
-			t.Errorf("case %d: bound %v, gap %v", i, o.Bound.Time, o.Gap)
-		}
+	// The floor is F + B + alpha + beta·s_1: 9 + 18 + 2 + 1.
+	if o := r.Rows[0].Outcomes[0]; o.Bound.Time != 30 || o.Gap != o.Time/30-1 {
+		t.Errorf("bound %v, gap %v", o.Bound.Time, o.Gap)
 	}
 	if got, want := r.Rows[0].Coverage, 13./27; math.Abs(got-want) > 1e-12 {
 		t.Errorf("coverage %v, want %v", got, want)
@@ -102,26 +101,44 @@ func TestRun(t *testing.T) {
 	if f := r.Findings[1]; f.Least != ddp/mg-1 || f.Most != ddpSlow/mgSlow-1 || f.Worst != &r.Study.Cases[0] || f.Best != &r.Study.Cases[1] {
 		t.Errorf("finding %+v", f)
 	}
-	if f := r.Findings[2]; f.Least != 1 || f.Most != 1 {
-		t.Errorf("neither varies: %+v", f)
+	if f := r.Findings[2]; f.Least != 0 || f.Most != 0 {
+		t.Errorf("it varies: %+v", f)
 	}
 }
 
-// Of several runs the extremes tell how steady a schedule is.
+// Of several seeds the extremes tell how steady a schedule is.
 func TestSpread(t *testing.T) {
 	s := example()
-	s.Schedules[0] = Schedule{Name: "mg-wfbp", Run: func(context.Context, []*job.Job, *cluster.Cluster) (Outcome, error) {
-		return Outcome{Time: 10, Least: 9, Most: 11}, nil
+	var mu sync.Mutex
+	seen := map[uint64]int{}
+	seeded := policy.Policy{Name: "seeded", Build: func(ctx context.Context, j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
+		mu.Lock()
+		seen[c.Seed]++
+		mu.Unlock()
+		// WFBP, ddp and one transfer: 38, 36 and 42.
+		o.FirstBucket, o.Bucket = []int64{1, 1, 100}[c.Seed], []int64{1, 5, 100}[c.Seed]
+		ddp, err := all.Lookup("ddp")
+		if err != nil {
+			return nil, err
+		}
+		return ddp.Build(ctx, j, c, o)
 	}}
-	s.Schedules[2] = Schedule{Name: "wfbp", Run: func(context.Context, []*job.Job, *cluster.Cluster) (Outcome, error) {
-		return Outcome{Time: 12, Least: 10, Most: 15}, nil
-	}}
+	s.Cases = s.Cases[:1]
+	s.Schedules[0] = Schedule{Name: "mg-wfbp", Custom: &seeded, Seeds: 3}
 	r, err := Run(t.Context(), s, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f := r.Findings[2]; f.Least != 2.5 || f.Most != 2.5 { // 5 against 2
+	o := r.Rows[0].Outcomes[0]
+	mean := (38 + 36 + 42) / 3.
+	if o.Time != mean || o.Least != 36 || o.Most != 42 || math.Abs(o.Gap-(mean/30-1)) > 1e-12 {
+		t.Errorf("outcome %+v", o)
+	}
+	if f := r.Findings[2]; f.Least != 6/mean || f.Most != 6/mean {
 		t.Errorf("finding %+v", f)
+	}
+	if want := map[uint64]int{0: 1, 1: 1, 2: 1}; !maps.Equal(seen, want) {
+		t.Errorf("seeds %v, want %v", seen, want)
 	}
 }
 
@@ -263,8 +280,8 @@ func TestStudies(t *testing.T) {
 						t.Errorf("claim %q: no schedule %s", c.Text, n)
 					}
 				}
-				if c.Setting != "" && !slices.ContainsFunc(s.Cases, func(x Case) bool { return x.Setting == c.Setting }) {
-					t.Errorf("claim %q: no case %s", c.Text, c.Setting)
+				if !slices.ContainsFunc(s.Cases, func(x Case) bool { return strings.Contains(x.String(), c.Where) }) {
+					t.Errorf("claim %q: no case %s", c.Text, c.Where)
 				}
 			}
 			for k := range s.Schedules {
@@ -284,8 +301,15 @@ func TestStudies(t *testing.T) {
 					t.Errorf("%s, %s: %v", c.Model, c.Setting, err)
 				}
 			}
-			if p := s.Plot.Model; p != "" && !slices.ContainsFunc(s.Cases, func(c Case) bool { return c.Model == p }) {
-				t.Errorf("no case of model %s, which is plotted", p)
+			for _, m := range s.Plot.Models {
+				if !slices.ContainsFunc(s.Cases, func(c Case) bool { return c.Model == m }) {
+					t.Errorf("no case of model %s, which is plotted", m)
+				}
+			}
+			for _, n := range s.Plot.Schedules {
+				if s.Index(n) < 0 {
+					t.Errorf("no schedule %s, which is plotted", n)
+				}
 			}
 		})
 	}

@@ -34,20 +34,22 @@ func Study(r *study.Result) *cli.Report {
 	tables := []cli.Table{claims(r), coverages(r)}
 	tables = append(tables, pivot(r, "Time of an iteration, ms", nil, func(row, k int) any {
 		return cli.Time(r.Rows[row].Outcomes[k].Time)
-	}, func(row int) any { return knownTime(r.Rows[row].Outcomes[max(0, s.Index(s.Subject))].Bound.Time) }))
+	}, true))
 	if s.Subject != "" {
 		tables = append(tables, pivot(r, fmt.Sprintf("Gain of %s over the others, %%", s.Subject), []string{s.Subject}, func(row, k int) any {
 			return gain(r.Gain(row, k))
-		}, nil))
+		}, false))
 	}
 	if s.Ranked {
-		tables = append(tables, pivot(r, "Rank", nil, func(row, k int) any { return r.Rank(row, k) }, nil))
+		tables = append(tables, pivot(r, "Rank", nil, func(row, k int) any { return r.Rank(row, k) }, false))
 	}
 	if t := delays(r); len(t.Rows) > 0 {
 		tables = append(tables, t)
 	}
-	if t := spreads(r); len(t.Rows) > 0 {
-		tables = append(tables, t)
+	if fixed := steady(r); len(fixed) < len(s.Schedules) {
+		tables = append(tables, pivot(r, "Spread of iteration times: most less least, % of their mean", fixed, func(row, k int) any {
+			return cli.Percent(r.Rows[row].Outcomes[k].Spread())
+		}, false))
 	}
 	tables = append(tables, results(r),
 		sentences("assumed here", "assumptions", "assumption", s.Assumptions),
@@ -72,26 +74,14 @@ func sentences(head, key, member string, all []string) cli.Table {
 	return t
 }
 
-// The two kinds of findings, with their units.
-type (
-	percent float64 // a fraction
-	times   float64
-)
-
-func (p percent) String() string { return fmt.Sprintf("%v %%", cli.Percent(p)) }
-func (x times) String() string   { return fmt.Sprintf("%vx", cli.Ratio(x)) }
-
 func claims(r *study.Result) cli.Table {
 	t := cli.Table{Key: "claims", Columns: []cli.Column{
-		{Head: "the paper claims", Key: "claim"}, {Head: "of", Key: "schedule"}, {Head: "ours\nleast", Key: "least"}, {Head: "\nmost", Key: "most"}, {Head: "most at", Key: "at"},
+		{Head: "the paper claims", Key: "claim"}, {Head: "of", Key: "schedule"}, {Head: "ours\nleast\n%", Key: "least"}, {Head: "\nmost\n%", Key: "most"}, {Head: "most at", Key: "at"},
 	}}
 	for _, f := range r.Findings {
 		row := []any{f.Claim.Text, f.Claim.Of, nil, nil, nil}
 		if f.Best != nil {
-			row[2], row[3], row[4] = percent(f.Least), percent(f.Most), f.Best.Model+", "+f.Best.Setting
-			if f.Claim.Measure == study.Steadier {
-				row[2], row[3] = times(f.Least), times(f.Most)
-			}
+			row[2], row[3], row[4] = cli.Percent(f.Least), cli.Percent(f.Most), f.Best.String()
 		}
 		t.Rows = append(t.Rows, cli.Row{Cells: row})
 	}
@@ -104,13 +94,6 @@ func gain(x float64) any {
 		return nil
 	}
 	return cli.Percent(x)
-}
-
-func knownTime(us float64) any {
-	if us == 0 {
-		return nil
-	}
-	return cli.Time(us)
 }
 
 // settings lists those of a study's cases, in their order.
@@ -134,8 +117,9 @@ func models(s *study.Study) (out []string) {
 }
 
 // pivot is a table for people, with a row a model and schedule and a column a
-// setting; results has the same for programs.
-func pivot(r *study.Result, title string, without []string, value func(row, schedule int) any, last func(row int) any) cli.Table {
+// setting, with the bounds of synchronous and of late plans where there are any;
+// results has the same for programs.
+func pivot(r *study.Result, title string, without []string, value func(row, schedule int) any, bounds bool) cli.Table {
 	s := r.Study
 	t := cli.Table{Title: title, Columns: []cli.Column{{Head: "model"}, {Head: "schedule"}}}
 	columns := settings(s)
@@ -170,8 +154,25 @@ func pivot(r *study.Result, title string, without []string, value func(row, sche
 				return value(row, k)
 			})
 		}
-		if last != nil {
-			add("bound", cli.Faint, last)
+		for _, late := range []bool{false, true} {
+			name, found := "bound", false
+			if late {
+				name = "bound, late"
+			}
+			bound := func(row int) any {
+				for k := range r.Rows[row].Outcomes {
+					if o := &r.Rows[row].Outcomes[k]; o.Bound.Time > 0 && (o.Generations != nil) == late {
+						found = true
+						return cli.Time(o.Bound.Time)
+					}
+				}
+				return nil
+			}
+			if before := label; bounds {
+				if add(name, cli.Faint, bound); !found {
+					t.Rows, label = t.Rows[:len(t.Rows)-1], before
+				}
+			}
 		}
 	}
 	return t
@@ -208,31 +209,38 @@ func each(r *study.Result, visit func(c *study.Case, s *study.Schedule, o *study
 	}
 }
 
+// steady lists the schedules that always take the same time.
+func steady(r *study.Result) []string {
+	varies := map[string]bool{}
+	each(r, func(_ *study.Case, s *study.Schedule, o *study.Outcome) {
+		varies[s.Name] = varies[s.Name] || o.Spread() > 0
+	})
+	var out []string
+	for i := range r.Study.Schedules {
+		if n := r.Study.Schedules[i].Name; !varies[n] {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
 // delays lists the schedules that apply gradients late.
 func delays(r *study.Result) cli.Table {
 	t := cli.Table{Title: "Delayed updates", Columns: []cli.Column{
 		{Head: "model"}, {Head: r.Study.Setting}, {Head: "schedule"}, {Head: "update\nrate"}, {Head: "delay"}, {Head: "stale-\nness"}, {Head: "loss\nratio"},
 	}}
 	each(r, func(c *study.Case, s *study.Schedule, o *study.Outcome) {
-		if o.Delay > 0 {
-			t.Rows = append(t.Rows, cli.Row{Cells: []any{c.Model, c.Setting, s.Name, cli.Ratio(o.Rate), o.Delay, o.Staleness, nil}})
+		if o.Generations != nil {
+			t.Rows = append(t.Rows, cli.Row{Cells: []any{c.Model, c.Setting, s.Name, cli.Ratio(o.Rate), o.Delay, o.Staleness, known(loss(o.Loss))}})
 		}
 	})
 	return t
 }
 
-// spreads lists the schedules that do not always take the same time.
-func spreads(r *study.Result) cli.Table {
-	t := cli.Table{Title: "Spread of iteration times", Columns: []cli.Column{
-		{Head: "model"}, {Head: r.Study.Setting}, {Head: "schedule"}, {Head: "least\nms"}, {Head: "mean\nms"}, {Head: "most\nms"},
-	}}
-	each(r, func(c *study.Case, s *study.Schedule, o *study.Outcome) {
-		if o.Most > o.Least {
-			t.Rows = append(t.Rows, cli.Row{Cells: []any{c.Model, c.Setting, s.Name, cli.Time(o.Least), cli.Time(o.Time), cli.Time(o.Most)}})
-		}
-	})
-	return t
-}
+// loss is a ratio of losses, which differ in the third digit.
+type loss float64
+
+func (l loss) String() string { return fmt.Sprintf("%.4f", float64(l)) }
 
 // results has every outcome, for programs.
 func results(r *study.Result) cli.Table {
@@ -241,7 +249,7 @@ func results(r *study.Result) cli.Table {
 		{Key: "model"}, {Key: "setting"}, {Key: "workers"}, {Key: "bits_per_s"}, {Key: "wire_coverage"}, {Key: "schedule"},
 		{Key: "time_us"}, {Key: "least_us"}, {Key: "most_us"}, {Key: "gain"}, {Key: "rank"},
 		{Key: "computation_us"}, {Key: "communication_us"}, {Key: "exposed_us"}, {Key: "efficiency"},
-		{Key: "transfers"}, {Key: "update_rate"}, {Key: "max_delay"}, {Key: "max_staleness"}, {Key: "bound_us"}, {Key: "gap"},
+		{Key: "transfers"}, {Key: "update_rate"}, {Key: "max_delay"}, {Key: "max_staleness"}, {Key: "loss_ratio"}, {Key: "bound_us"}, {Key: "gap"},
 	}}
 	for i := range r.Rows {
 		row := &r.Rows[i]
@@ -259,7 +267,7 @@ func results(r *study.Result) cli.Table {
 				copy(cells[6:], []any{
 					cli.Time(o.Time), cli.Time(o.Least), cli.Time(o.Most), over, r.Rank(i, k),
 					cli.Time(o.Mean.Computation), cli.Time(o.Mean.Communication), cli.Time(o.Mean.Exposed), cli.Ratio(o.Mean.Efficiency()),
-					cli.Count(o.Transfers), cli.Ratio(o.Rate), o.Delay, o.Staleness, knownTime(o.Bound.Time), gap,
+					cli.Count(o.Transfers), cli.Ratio(o.Rate), o.Delay, o.Staleness, known(loss(o.Loss)), known(cli.Time(o.Bound.Time)), gap,
 				})
 			}
 			t.Rows = append(t.Rows, cli.Row{Cells: cells})
@@ -277,7 +285,7 @@ func StudyChart(w io.Writer, r *study.Result) error {
 		case o.Refusal != "":
 			return math.NaN()
 		case gains:
-			return 100 * r.Gain(row, k)
+			return math.Round(1000*r.Gain(row, k)) / 10 // as the table has it
 		default:
 			return o.Time / 1000
 		}
@@ -286,35 +294,39 @@ func StudyChart(w io.Writer, r *study.Result) error {
 	if gains {
 		axis.Label = fmt.Sprintf("gain of %s, %%", s.Subject)
 	}
-	title := s.Title
-	if s.Plot.Model != "" {
-		title += ": " + s.Plot.Model
-	}
-	shown := func(i int) bool { return s.Plot.Model == "" || s.Cases[i].Model == s.Plot.Model }
-	name := func(k int) string {
-		if gains {
-			return "over " + s.Schedules[k].Name
-		}
-		return s.Schedules[k].Name
-	}
-	lines := chart.LineChart{Title: title, X: chart.Axis{Label: s.Setting, Log: s.Plot.Log}, Y: axis}
-	bars := chart.BarChart{Title: title, Value: axis}
+	shown := func(names []string, name string) bool { return len(names) == 0 || slices.Contains(names, name) }
+	lines := chart.LineChart{Title: s.Name + ": " + s.Title, Notes: []string{s.Paper}, X: chart.Axis{Label: s.Setting, Log: s.Plot.Log}, Y: axis}
+	bars := chart.BarChart{Title: lines.Title, Notes: lines.Notes, Value: axis}
 	for i := range s.Cases {
-		if shown(i) {
-			bars.Groups = append(bars.Groups, strings.Trim(s.Cases[i].Model+", "+s.Cases[i].Setting, ", "))
+		if shown(s.Plot.Models, s.Cases[i].Model) {
+			bars.Groups = append(bars.Groups, s.Cases[i].String())
 		}
 	}
 	for k := range s.Schedules {
-		if gains && s.Schedules[k].Name == s.Subject {
+		name := s.Schedules[k].Name
+		if !shown(s.Plot.Schedules, name) || gains && name == s.Subject {
 			continue
 		}
-		x := chart.Series{Name: name(k)}
-		for i := range s.Cases {
-			if shown(i) {
-				x.X, x.Values = append(x.X, s.Cases[i].X), append(x.Values, value(i, k))
-			}
+		if gains {
+			name = "over " + name
 		}
-		lines.Lines, bars.Series = append(lines.Lines, x), append(bars.Series, x)
+		all := chart.Series{Name: name}
+		for _, m := range models(s) {
+			if !shown(s.Plot.Models, m) {
+				continue
+			}
+			one := chart.Series{Name: name}
+			if len(s.Plot.Models) != 1 {
+				one.Name = m + " " + name
+			}
+			for i := range s.Cases {
+				if s.Cases[i].Model == m {
+					one.X, one.Values = append(one.X, s.Cases[i].X), append(one.Values, value(i, k))
+				}
+			}
+			lines.Lines, all.Values = append(lines.Lines, one), append(all.Values, one.Values...)
+		}
+		bars.Series = append(bars.Series, all)
 	}
 	if s.Plot.Kind == study.GainBars || s.Plot.Kind == study.TimeBars {
 		return chart.Bars(w, bars)

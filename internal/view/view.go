@@ -120,7 +120,7 @@ func slowdowns(b *compare.Block) cli.Table {
 }
 
 // known is v, or nothing when it is zero.
-func known[T cli.Ratio | cli.Bytes | cli.Rate | int](v T) any {
+func known[T ~float64 | ~int64 | int](v T) any {
 	if v == 0 {
 		return nil
 	}
