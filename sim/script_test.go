@@ -142,6 +142,11 @@ func (s *script) plan(d *datadriven.TestData) (*plan.Plan, error) {
 		if d.HasArg("cycle") {
 			o.Cycle = floats(s.t, d, "cycle")[0]
 		}
+		if d.HasArg("maxdelay") {
+			var n int
+			d.ScanArgs(s.t, "maxdelay", &n)
+			o.Limits = plan.DelayLimits(n)
+		}
 		pol, err := all.Lookup(name)
 		if err != nil {
 			return nil, err

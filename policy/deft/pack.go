@@ -29,7 +29,7 @@ const none = -1
 type work struct{ left int }
 
 const (
-	mostWork  = 1 << 28
+	mostWork  = 1 << 27
 	stateWork = 16 // cells
 )
 

@@ -95,7 +95,7 @@ type cut struct {
 
 // cuts are tried in this order. The first is that of section 13.7; the others
 // pay fewer start-ups, in buckets that may span passes.
-var cuts = []cut{{true, 4}, {false, 4}, {false, 16}}
+var cuts = []cut{{true, 4}, {false, 4}, {false, 16}, {false, 64}}
 
 // A job is cut into about so many buckets at most.
 const mostBuckets = 256

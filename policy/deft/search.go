@@ -50,7 +50,7 @@ const (
 	kappa      = 0.05 // section 13.9: by so much windows grow
 	equal      = 0.01 // plan rule 5: times are equal within it
 	rounding   = 1e-9
-	mostShapes = 3
+	mostShapes = 4
 	mostSolved = 100 // schedules in all, and
 	mostGrown  = 24  // of a rule, with larger and larger windows
 	finalists  = 3
@@ -68,7 +68,7 @@ func (s *search) run(ctx context.Context) (*plan.Plan, error) {
 				return nil, err
 			}
 			if s.perfect() {
-				return s.choose(ctx)
+				break // the profile may be wrong about the shape
 			}
 		}
 	}
