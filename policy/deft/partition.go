@@ -100,26 +100,37 @@ var cuts = []cut{{true, 4}, {false, 4}, {false, 16}, {false, 64}}
 // A job is cut into about so many buckets at most.
 const mostBuckets = 256
 
-// buckets cuts the gradients, in dispatch order: neighbours of one element type
-// are fused, and tensors split, as the cut says.
+// buckets cuts the gradients, in dispatch order: tensors of one element type that
+// become ready after each other are fused, and tensors split, as the cut says.
 func (m *model) buckets(how cut) ([]plan.Bucket, error) {
 	fast, total := m.links[0], m.job.Bytes()
+	shared := m.shared(fast)
 	var failed error
 	cost := func(bytes int64) cluster.Cost {
 		x, err := m.cluster.Cost(fast, cluster.AllReduce, bytes)
 		failed = cmp.Or(failed, err)
+		x.Wire *= shared
 		return x
 	}
 	least := total / mostBuckets
 	largest := int64(math.MaxInt64)
 	if how.fit {
-		fits := sort.Search(int(total), func(n int) bool { return cost(int64(n)+1).Total() > m.profile.Forward })
+		taken, err := m.taken()
+		if err != nil {
+			return nil, err
+		}
+		room := m.profile.Forward - taken[0][forward]
+		fits := sort.Search(int(total), func(n int) bool { return cost(int64(n)+1).Total() > room })
 		if fits > 0 {
 			largest = max(int64(fits), least)
 		}
 	}
+	type open struct {
+		at    int
+		bytes int64
+	}
 	var out []plan.Bucket
-	var open int64 // bytes of the last, if it may grow
+	growing := map[job.DType]open{} // buckets that may still grow
 	for _, k := range m.profile.Order {
 		t := &m.job.Tensors[k]
 		size := t.Grad.Bytes()
@@ -128,31 +139,40 @@ func (m *model) buckets(how cut) ([]plan.Bucket, error) {
 		for at := int64(0); at < t.Elements; at += step {
 			s := plan.Slice{Tensor: k, Offset: at, Length: min(step, t.Elements-at)}
 			bytes := s.Length * size
-			if n := len(out) - 1; open > 0 && m.job.Tensors[out[n].Slices[0].Tensor].Grad == t.Grad && bytes <= largest-open {
-				out[n].Slices = append(out[n].Slices, s)
-				open += bytes
-			} else {
-				out = append(out, plan.Bucket{Slices: []plan.Slice{s}})
-				open = bytes
+			b, ok := growing[t.Grad]
+			if !ok || bytes > largest-b.bytes {
+				b = open{at: len(out)}
+				out = append(out, plan.Bucket{})
 			}
-			if x := cost(open); x.Wire >= how.amortised*x.Alpha && open >= least {
-				open = 0
+			out[b.at].Slices = append(out[b.at].Slices, s)
+			b.bytes += bytes
+			growing[t.Grad] = b
+			if x := cost(b.bytes); x.Wire >= how.amortised*x.Alpha && b.bytes >= least {
+				delete(growing, t.Grad)
 			}
 		}
 	}
+	slices.SortStableFunc(out, func(a, b plan.Bucket) int { return cmp.Compare(m.ready(a), m.ready(b)) })
 	return out, failed
+}
+
+// ready is when all gradients of a bucket are, from the start of the backward pass.
+func (m *model) ready(b plan.Bucket) float64 {
+	at := 0.0
+	for _, s := range b.Slices {
+		at = max(at, m.profile.Ready[s.Tensor])
+	}
+	return at
 }
 
 // problem is what the solver has to know of the buckets.
 func (m *model) problem(buckets []plan.Bucket) (Problem, error) {
 	p := Problem{
 		Forward: m.profile.Forward, Backward: m.profile.Backward,
-		Ready: make([]float64, len(buckets)), Cost: make([][]float64, len(m.links)),
+		Cost: make([][]float64, len(m.links)),
 	}
 	for i := range buckets {
-		for _, s := range buckets[i].Slices {
-			p.Ready[i] = max(p.Ready[i], m.profile.Ready[s.Tensor])
-		}
+		p.Ready = append(p.Ready, m.ready(buckets[i]))
 		for l, link := range m.links {
 			t, err := m.cost(link, cluster.AllReduce, buckets[i].Bytes(m.job))
 			if err != nil {
@@ -161,27 +181,36 @@ func (m *model) problem(buckets []plan.Bucket) (Problem, error) {
 			p.Cost[l] = append(p.Cost[l], t)
 		}
 	}
-	first := slices.Index(m.links, 0) // carries what the job itself sends
-	if len(m.job.Collectives) == 0 || first < 0 {
-		return p, nil
+	var err error
+	p.Taken, err = m.taken()
+	return p, err
+}
+
+// taken is how long the job's own collectives take each link, in the forward and
+// in the backward pass: they are on the first link of the cluster.
+func (m *model) taken() ([][2]float64, error) {
+	out := make([][2]float64, len(m.links))
+	first := slices.Index(m.links, 0)
+	if first < 0 {
+		return out, nil
 	}
-	p.Taken = make([][2]float64, len(m.links))
 	for i, at := range m.profile.Collectives {
-		kind, err := cluster.ParseKind(m.job.Collectives[i].Kind)
+		x := &m.job.Collectives[i]
+		kind, err := cluster.ParseKind(x.Kind)
 		if err != nil {
-			return Problem{}, err
+			return nil, err
 		}
-		t, err := m.cost(0, kind, m.job.Collectives[i].Bytes)
+		t, err := m.cost(0, kind, x.Bytes)
 		if err != nil {
-			return Problem{}, err
+			return nil, err
 		}
 		pass := backward
 		if at < 0 {
 			pass = forward
 		}
-		p.Taken[first][pass] += t
+		out[first][pass] += t
 	}
-	return p, nil
+	return out, nil
 }
 
 // load is the time of a generation that keeps all links busy at once.

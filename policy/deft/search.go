@@ -24,9 +24,8 @@ type search struct {
 	limits plan.Limits
 	copies bool
 
-	work   *work
-	solved int
-	found  []candidate
+	work  *work
+	found []candidate
 }
 
 // shape is the buckets and the links that they may take.
@@ -51,8 +50,7 @@ const (
 	equal      = 0.01 // plan rule 5: times are equal within it
 	rounding   = 1e-9
 	mostShapes = 4
-	mostSolved = 100 // schedules in all, and
-	mostGrown  = 24  // of a rule, with larger and larger windows
+	mostGrown  = 12 // times that windows grow
 	finalists  = 3
 	mostSimOps = 1 << 20
 )
@@ -67,8 +65,8 @@ func (s *search) run(ctx context.Context) (*plan.Plan, error) {
 			if err := s.try(ctx, x, r); err != nil {
 				return nil, err
 			}
-			if s.perfect() {
-				break // the profile may be wrong about the shape
+			if slices.ContainsFunc(s.found, candidate.perfect) {
+				break // of the other shapes the first rule is tried: the profile may be wrong about them
 			}
 		}
 	}
@@ -104,14 +102,15 @@ func (s *search) shapes() ([]*shape, error) {
 	return out[:min(len(out), mostShapes)], nil
 }
 
-// rules are those that the limits allow, of interest for a generation that takes
-// the links load, the longest update rate first.
+// rules are those within the limits that may serve, the shortest generations
+// first. One update an iteration, one late, is always among them.
 func (s *search) rules(x *shape) []Rule {
 	longest := mostDelay
 	if r := s.limits.MinUpdateRate; r > 0 {
 		longest = int(min(1/r+rounding, mostDelay))
 	}
-	hidden := int(min(math.Ceil(x.load/(s.profile.Forward+s.profile.Backward)), mostDelay)) // so long a generation is
+	// So many iterations hide a generation.
+	hidden := int(min(math.Ceil(x.load/(s.profile.Forward+s.profile.Backward)), mostDelay))
 	var out []Rule
 	for _, length := range []int{1, hidden - 1, hidden, hidden + 1, longest} {
 		for _, delay := range []int{1, 2, length - 1, length, length + 1} {
@@ -132,12 +131,11 @@ func (s *search) rules(x *shape) []Rule {
 // has not an update an iteration, the windows are enlarged.
 func (s *search) try(ctx context.Context, x *shape, r Rule) error {
 	solver, capacity := x.solver, 1.0
-	for grown := 0; s.solved < mostSolved; grown++ {
+	for grown := 0; ; grown++ {
 		got, err := solver.solve(ctx, r)
 		if err != nil {
 			return err
 		}
-		s.solved++
 		met := s.met(got)
 		if met && !slices.ContainsFunc(s.found, func(y candidate) bool { return y.shape == x && y.same(got) }) {
 			s.found = append(s.found, candidate{got, x, capacity, got.Time})
@@ -153,7 +151,6 @@ func (s *search) try(ctx context.Context, x *shape, r Rule) error {
 			return err
 		}
 	}
-	return nil
 }
 
 // met: the schedule is within the limits, and the preserver accepts it.
@@ -163,14 +160,11 @@ func (s *search) met(x *Solution) bool {
 		(s.Statistics == nil || math.Abs(s.Statistics.Ratio(x.lengths())-1) <= s.Tolerance)
 }
 
-// perfect: nothing can be preferred to the last that was found.
-func (s *search) perfect() bool {
-	if len(s.found) == 0 {
-		return false
-	}
-	x := &s.found[len(s.found)-1]
+// perfect: as far as the profile tells, nothing is preferred to it.
+func (x candidate) perfect() bool {
 	_, staleness := x.delay()
-	return x.time <= (1+equal)*(s.profile.Forward+s.profile.Backward) && x.rate() == 1 && staleness == 1
+	p := &x.shape.problem
+	return x.time <= (1+equal)*(p.Forward+p.Backward) && x.rate() == 1 && staleness <= 1
 }
 
 // best is the place of the least time; of equals, within 1 %, that of the
@@ -206,7 +200,7 @@ func (s *search) choose(ctx context.Context) (*plan.Plan, error) {
 	var (
 		last  []candidate
 		plans []*plan.Plan
-		err   = errors.New("deft: no schedule keeps the limits: give a lower --min-update-rate or a larger --max-staleness")
+		err   = errors.New("deft: no schedule is within the limits and the tolerance")
 		ops   int
 	)
 	for tries := 0; tries < 2*finalists && len(last) < finalists && len(s.found) > 0; tries++ {
@@ -269,7 +263,7 @@ func (s *search) notes(x *candidate) []string {
 		add("what the job computes from all gradients before an update, it computes from those of a generation")
 	}
 	if x.capacity > 1 {
-		add("more is sent in a pass than it hides: %.3g times its length, to keep the limits", x.capacity)
+		add("passes are packed to %.3g times their length, of which some may be exposed", x.capacity)
 	}
 	if x.Overrun > 0 {
 		add("what is due at its largest delay goes even where it is exposed: %.3g us of %d iterations", x.Overrun, x.Period)
@@ -284,9 +278,6 @@ func (s *search) notes(x *candidate) []string {
 	}
 	if s.work.left < 0 {
 		add("the search ended at its bound of work: later schedules fill passes in the order of dispatch")
-	}
-	if s.solved == mostSolved {
-		add("the search ended after %d schedules", mostSolved)
 	}
 	if x.Rested {
 		add("no short period was found: the queues are emptied once in %d iterations", x.Period)

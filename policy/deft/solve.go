@@ -172,7 +172,14 @@ func quantum(window float64, buckets int) float64 {
 }
 
 // oversized: the bucket fits the forward window of no link.
-func (s *solver) oversized(b *item) bool { return slices.Min(b.weight) > s.window[forward] }
+func (s *solver) oversized(b *item) bool {
+	for l, w := range b.weight {
+		if w <= s.window[forward]-s.taken[l][forward] {
+			return false
+		}
+	}
+	return true
+}
 
 // solve runs the queues until their state repeats.
 func (s *solver) solve(ctx context.Context, r Rule) (*Solution, error) {
@@ -347,11 +354,14 @@ func (m *machine) send(t, window int, fresh bool) {
 		m.Gap = max(m.Gap, float64(got.gap)*m.quantum)
 	}
 	link := slices.Clone(got.link)
+	due := window == backward && m.due(m.current, t)
+	if due && slices.Contains(link, none) { // what does not fit goes too: then in order
+		link = slices.Repeat([]int{none}, len(link))
+	}
 	for k, i := range m.unsent {
 		m.put(t, window, link[k], i, fresh)
 	}
-	// Behind what fits: what is due, and what fits no window.
-	due := window == backward && m.due(m.current, t)
+	// Behind what fits goes what is due, and what fits no window.
 	for k, i := range m.unsent {
 		if b := &m.buckets[i]; link[k] == none && (due || m.oversized(b)) {
 			l, start := m.soonest(b, fresh)
