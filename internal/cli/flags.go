@@ -149,6 +149,8 @@ func NoJob(fs *pflag.FlagSet) error {
 type ClusterFlags struct {
 	file             string
 	workers, perNode int
+	servers          int
+	dedicated        bool
 	specs            []string
 	overlap          float64
 	only             []string
@@ -158,11 +160,13 @@ type ClusterFlags struct {
 
 // Register adds the flags.
 func (f *ClusterFlags) Register(fs *pflag.FlagSet) {
-	fs.StringVar(&f.file, "cluster", "", "cluster `file` (YAML), in place of --link, --workers, --per-node, --overlap")
+	fs.StringVar(&f.file, "cluster", "", "cluster `file` (YAML), in place of --link, --workers, --per-node, --servers, --overlap")
 	fs.StringArrayVar(&f.specs, "link", nil, "`spec` of a link between nodes: bandwidth and latency of one step, as in 10Gbit,25us; again for a second link")
 	fs.IntVar(&f.workers, "workers", 0, "`number` of workers (default: as recorded)")
 	fs.IntVar(&f.perNode, "per-node", 1, "`number` of workers a node")
 	fs.StringSliceVar(&f.only, "links", nil, "`names` of the links to use, as in eth0,eth1 (default: all)")
+	fs.IntVar(&f.servers, "servers", 0, "`number` of parameter servers, spread over the workers' hosts (default, where a policy needs some: one a node)")
+	fs.BoolVar(&f.dedicated, "dedicated", false, "the servers of --servers have hosts of their own")
 	fs.Float64Var(&f.overlap, "overlap", 0, "a transfer slows computation by this `share`: rate 1/(1+share)")
 }
 
@@ -172,13 +176,19 @@ func (f *ClusterFlags) Check(fs *pflag.FlagSet) error {
 	if f.file == "" && len(f.specs) == 0 {
 		return Usagef("no network: give --link, as in --link 10Gbit,25us, or --cluster FILE")
 	}
-	for _, name := range []string{"link", "workers", "per-node", "overlap"} {
+	for _, name := range []string{"link", "workers", "per-node", "servers", "dedicated", "overlap"} {
 		if f.file != "" && fs.Changed(name) {
 			return Usagef("--cluster and --%s exclude each other: the file describes the whole cluster", name)
 		}
 	}
 	if fs.Changed("workers") && f.workers < 1 {
 		return Usagef("--workers %d: at least 1", f.workers)
+	}
+	if fs.Changed("servers") && f.servers < 1 {
+		return Usagef("--servers %d: at least 1", f.servers)
+	}
+	if f.dedicated && f.servers == 0 {
+		return Usagef("--dedicated says where parameter servers are: give --servers, how many")
 	}
 	if f.perNode < 1 {
 		return Usagef("--per-node %d: at least 1", f.perNode)
@@ -244,6 +254,9 @@ func (f *ClusterFlags) Cluster(ctx context.Context, c *Console, j *job.Job) (*cl
 		return nil, Usagef("--per-node %d does not divide the number of workers, %d", f.perNode, workers)
 	}
 	out := &cluster.Cluster{Nodes: workers / f.perNode, PerNode: f.perNode, Links: f.links, Overlap: f.overlap, Scale: 1}
+	if f.servers > 0 {
+		out.Servers = &cluster.Servers{Count: f.servers, Colocated: !f.dedicated}
+	}
 	if err := out.Validate(); err != nil {
 		return nil, Usage(err)
 	}
@@ -299,18 +312,18 @@ func (f *PolicyFlags) Register(fs *pflag.FlagSet) {
 	fs.Var(quantity[int64]{&o.Credit, cluster.ParseSize}, "credit", "bytescheduler: credit, a `size` (default: searched for)")
 	fs.Int64Var(&o.Unit, "unit", 0, "us-byte: `elements` of a unit (default: searched for)")
 	fs.Var(quantity[int64]{&o.Group, cluster.ParseSize}, "group", "dear: `size` of a group (default: searched for)")
-	fs.IntVar(&o.InFlight, "in-flight", 1, "policies behind a barrier: `number` of transfers at once on a link")
+	fs.IntVar(&o.InFlight, "in-flight", 1, "policies behind a barrier, ps and tictac: `number` of transfers at once on a link")
 	fs.BoolVar(&o.Copies, "copies", false, "plans copy gradients into buckets and out, as recorded (default: reduce in place)")
 }
 
-// reader is the one policy that reads a flag, of those that not all read.
-var reader = map[string]string{
-	"bucket": "ddp", "first-bucket": "ddp", "fusion": "horovod", "cycle": "horovod",
-	"slice": "p3", "partition": "bytescheduler", "credit": "bytescheduler", "unit": "us-byte", "group": "dear",
+// readers are the policies that read a flag, of those that not all read.
+var readers = map[string][]string{
+	"bucket": {"ddp"}, "first-bucket": {"ddp"}, "fusion": {"horovod"}, "cycle": {"horovod"},
+	"slice": {"p3", "p3-ps"}, "partition": {"bytescheduler"}, "credit": {"bytescheduler"}, "unit": {"us-byte"}, "group": {"dear"},
 }
 
 // crossing names the policies that choose for themselves how much is in flight.
-var crossing = []string{"p3", "bytescheduler", "us-byte", "dear"}
+var crossing = []string{"p3", "bytescheduler", "us-byte", "dear", "p3-ps", "dynacomm"}
 
 // Check reports what is wrong with the flags. policy is the only one that they
 // are for, or "" if they are for all.
@@ -330,11 +343,11 @@ func (f *PolicyFlags) Check(fs *pflag.FlagSet, policy string) error {
 		return nil
 	}
 	if fs.Changed("in-flight") && slices.Contains(crossing, policy) {
-		return Usagef("--in-flight is for policies behind a barrier, not %s", policy)
+		return Usagef("--in-flight is not for %s, which chooses for itself how much is in flight", policy)
 	}
-	for _, name := range slices.Sorted(maps.Keys(reader)) {
-		if fs.Changed(name) && reader[name] != policy {
-			return Usagef("--%s is for policy %s, not %s", name, reader[name], policy)
+	for _, name := range slices.Sorted(maps.Keys(readers)) {
+		if fs.Changed(name) && !slices.Contains(readers[name], policy) {
+			return Usagef("--%s is for policy %s, not %s", name, strings.Join(readers[name], " or "), policy)
 		}
 	}
 	return nil
