@@ -46,7 +46,7 @@ func Bars(w io.Writer, b BarChart) error {
 	if !b.Value.Log && slices.ContainsFunc(values, func(v float64) bool { return v < 0 }) {
 		from += figure // the value of a bar that points left
 	}
-	axis := newScale(b.Value, values, from, width-margin-figure, true, 70)
+	axis := newScale(b.Value, values, from, width-margin-figure, fit{zero: true, space: 70})
 
 	top, bottom := c.y, c.y+float64(len(b.Groups))*(thick+gap)+gap
 	for _, t := range axis.ticks {
@@ -93,6 +93,7 @@ func (c *canvas) bar(class string, axis *scale, base, y, thick, v float64, name 
 		return
 	}
 	x := axis.at(v)
+	v = axis.round(v)
 	c.Rect(class, min(base, x), y+0.5, math.Abs(x-base), thick-1, 1.5, fmt.Sprintf("%s: %s", name, number(v)))
 	if v < 0 && !axis.log {
 		c.Text("ink small end", x-4, y+thick/2+3.5, number(v))

@@ -116,10 +116,18 @@ type scale struct {
 	lo, hi   float64 // values
 	from, to float64 // pixels
 	ticks    []float64
+	grain    float64 // of a linear axis: less cannot be seen
 }
 
-// newScale covers values, and zero unless the axis is logarithmic.
-func newScale(a Axis, values []float64, from, to float64, zero bool, spacing float64) scale {
+// fit tells what an axis covers beside its values.
+type fit struct {
+	zero  bool    // zero, unless the axis is logarithmic
+	whole bool    // all up to the next ticks; a logarithmic axis always does
+	space float64 // between ticks, pixels, at least
+}
+
+// newScale covers values.
+func newScale(a Axis, values []float64, from, to float64, f fit) scale {
 	s := scale{log: a.Log, lo: math.Inf(1), hi: math.Inf(-1), from: from, to: to}
 	for _, v := range values {
 		if s.shows(v) {
@@ -129,14 +137,14 @@ func newScale(a Axis, values []float64, from, to float64, zero bool, spacing flo
 	if s.lo > s.hi { // nothing to show
 		s.lo, s.hi = 1, 1
 	}
-	if zero && !s.log {
+	if f.zero && !s.log {
 		s.lo, s.hi = min(s.lo, 0), max(s.hi, 0)
 	}
-	most := max(2, int(math.Abs(to-from)/spacing))
+	most := max(2, int(math.Abs(to-from)/f.space))
 	if s.log {
 		s.logTicks(most)
 	} else {
-		s.linearTicks(most)
+		s.linearTicks(most, f.whole)
 	}
 	return s
 }
@@ -147,18 +155,30 @@ func (s *scale) shows(v float64) bool {
 	return math.Abs(v) < 1e100 && (!s.log || v > 1e-100)
 }
 
-// linearTicks widens the axis to whole ticks, at most about so many.
-func (s *scale) linearTicks(most int) {
+// linearTicks puts at most so many steps between ticks.
+func (s *scale) linearTicks(most int, whole bool) {
 	if s.hi-s.lo <= 1e-9*max(math.Abs(s.lo), math.Abs(s.hi)) {
 		pad := max(math.Abs(s.hi)/2, 1e-90)
 		s.lo, s.hi = s.lo-pad, s.hi+pad
 	}
 	step := svg.Step(s.hi-s.lo, most)
-	first, last := math.Floor(s.lo/step+1e-9), math.Ceil(s.hi/step-1e-9)
+	first, last := math.Ceil(s.lo/step-1e-9), math.Floor(s.hi/step+1e-9)
+	if whole {
+		first, last = math.Floor(s.lo/step+1e-9), math.Ceil(s.hi/step-1e-9)
+		s.lo, s.hi = first*step, last*step
+	}
 	for k := first; k <= last; k++ {
 		s.ticks = append(s.ticks, k*step)
 	}
-	s.lo, s.hi = first*step, last*step
+	s.grain = math.Pow(10, math.Floor(math.Log10(step/1000)))
+}
+
+// round rounds v to what can be told apart on the axis.
+func (s *scale) round(v float64) float64 {
+	if s.log {
+		return v
+	}
+	return math.Round(v/s.grain) * s.grain
 }
 
 // logTicks puts ticks at 1, 2 and 5 of each decade, or at decades, as many as
@@ -204,7 +224,9 @@ func (s *scale) at(v float64) float64 {
 func number(v float64) string {
 	suffix := ""
 	switch a := math.Abs(v); {
-	case a >= 1e15 || a > 0 && a < 1e-4:
+	case a == 0:
+		return "0"
+	case a >= 1e15 || a < 1e-4:
 		return strconv.FormatFloat(v, 'g', 3, 64)
 	case a >= 1e9:
 		v, suffix = v/1e9, "G"
@@ -217,7 +239,7 @@ func number(v float64) string {
 	for a := math.Abs(v); a >= 10 && decimals > 0; a /= 10 {
 		decimals--
 	}
-	for a := math.Abs(v); a > 0 && a < 1; a *= 10 {
+	for a := math.Abs(v); a < 1; a *= 10 {
 		decimals++
 	}
 	s := strconv.FormatFloat(v, 'f', decimals, 64)

@@ -117,7 +117,7 @@ func TestTicks(t *testing.T) {
 		{[]float64{1, 1e6}, true, 8, []float64{1, 10, 100, 1e3, 1e4, 1e5, 1e6}},
 		{[]float64{0, -1, 7, math.NaN(), math.Inf(1)}, true, 8, []float64{2, 5, 10, 20}},
 	} {
-		s := newScale(Axis{Log: tc.log}, tc.values, 0, 100*float64(tc.most), true, 100)
+		s := newScale(Axis{Log: tc.log}, tc.values, 0, 100*float64(tc.most), fit{zero: true, whole: true, space: 100})
 		if tc.want == nil {
 			if len(s.ticks) == 0 || !(s.lo < s.hi) {
 				t.Errorf("%v: ticks %v from %g to %g, want an axis", tc.values, s.ticks, s.lo, s.hi)
@@ -130,9 +130,23 @@ func TestTicks(t *testing.T) {
 	}
 }
 
+// An axis that need not be whole ends at its values, with ticks inside.
+func TestTight(t *testing.T) {
+	s := newScale(Axis{}, []float64{-17.6, 444}, 0, 600, fit{zero: true, space: 100})
+	if s.lo != -17.6 || s.hi != 444 || !slices.Equal(s.ticks, []float64{0, 100, 200, 300, 400}) {
+		t.Errorf("from %g to %g, ticks %v", s.lo, s.hi, s.ticks)
+	}
+	// A thousandth of a step is 0.1.
+	for v, want := range map[float64]string{0.0143: "0", -0.0143: "0", 0.82: "0.8", -17.64: "-17.6", 443.96: "444"} {
+		if got := number(s.round(v)); got != want {
+			t.Errorf("%g is written %q, want %q", v, got, want)
+		}
+	}
+}
+
 func TestNumber(t *testing.T) {
 	for v, want := range map[float64]string{
-		0: "0", 1: "1", 12.34: "12.3", 175.2: "175", 0.5: "0.5", 0.01234: "0.0123", -9.87: "-9.87",
+		0: "0", math.Copysign(0, -1): "0", 1: "1", 12.34: "12.3", 175.2: "175", 0.5: "0.5", 0.01234: "0.0123", -9.87: "-9.87",
 		99999: "99999", 200000: "200k", 2.5e6: "2.5M", 7e9: "7G", 1e-9: "1e-09",
 	} {
 		if got := number(v); got != want {

@@ -33,13 +33,13 @@ func Lines(w io.Writer, l LineChart) error {
 	c.Text("dim", margin, c.y, svg.Fit(l.Y.Label, width-2*margin))
 	top := c.y + 12
 	bottom := top + max(300, 15*float64(len(l.Lines)))
-	y := newScale(l.Y, ys, bottom, top, true, 36)
+	y := newScale(l.Y, ys, bottom, top, fit{zero: true, whole: true, space: 36})
 	left := 0.0
 	for _, t := range y.ticks {
 		left = max(left, svg.Width(number(t)))
 	}
 	left += margin + 4
-	x := newScale(l.X, xs, left, width-margin-names-22, false, 52)
+	x := newScale(l.X, xs, left, width-margin-names-22, fit{space: 52})
 
 	for _, t := range y.ticks {
 		c.Line("rule thin", x.from, y.at(t), x.to, y.at(t))
