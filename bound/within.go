@@ -57,36 +57,42 @@ func (p pace) strides(reach, iteration float64) float64 {
 // one before. From a run's first end to the last one's read all its transfers go
 // over the links; then, until the next run's first end, iterations only compute.
 //
-// A run of n takes time(n) over so many iterations at most: the least time of an
-// iteration is that of the best mix of runs that keeps the rate, a linear program
-// with one constraint. Its dual is to find the price of a generation for which
-// the cheapest run costs most.
+// A run of n generations takes so much time for so many iterations, from the last
+// end of the run before to its own: the least time of an iteration is that of the
+// best mix of runs that keeps the rate, a linear program with one constraint. Its
+// dual is to find the price of a generation for which the cheapest run costs most.
+// A run's time and iterations are linear in the length of its first generation,
+// that one's reach and n, so the cheapest is at a corner.
 func (p pace) runs(reach, again, iteration float64) float64 {
-	var options []line // over the price: each run's time an iteration
-	run := func(n, iterations, time float64) {
-		options = append(options, line{time / iterations, p.rate - n/iterations})
+	type run struct{ n, iterations, time float64 }
+	r, longest := p.reach, max(1, p.oldest+1-p.reach) // of a generation with that reach
+	runs := []run{
+		{1, 1, reach + (1-r)*iteration},
+		{1, longest, reach + (longest-r)*iteration},
+		{1, p.oldest, reach + (p.oldest-1)*iteration},
 	}
-	r := min(p.reach, (p.oldest+1)/2)
-	run(1, r, reach)
-	run(1, p.oldest+1-r, reach+(p.oldest+1-2*r)*iteration)
-	run(1, p.oldest, reach+(p.oldest-1)*iteration)
-	if p.reach > 1 {
-		busy := min(2*p.reach-1, p.oldest)
-		run(2, busy, reach+again)
-		run(2, p.oldest, reach+again+(p.oldest-busy)*iteration)
-		run(1, p.reach-1, again) // one more in a long run
+	if r > 1 {
+		runs = append(runs,
+			run{2, r, reach + again + (1-r)*iteration},
+			run{2, longest + r - 1, reach + again + (longest-r)*iteration},
+			run{1, r - 1, again}) // one more in a long run
 	}
 	cheapest := func(price float64) float64 {
 		least := math.Inf(1)
-		for _, o := range options {
-			least = min(least, o.alpha+o.beta*price)
+		for _, x := range runs {
+			paid := x.time - x.n*price
+			if paid < 0 {
+				return 0 // more iterations are no longer better
+			}
+			least = min(least, paid/x.iterations+p.rate*price)
 		}
 		return least
 	}
 	most := max(cheapest(0), cheapest(again))
-	for i, o := range options {
-		for _, q := range options[:i] {
-			if price := (o.alpha - q.alpha) / (q.beta - o.beta); price > 0 && price < again {
+	for i, x := range runs {
+		for _, y := range runs[:i] {
+			price := (x.time*y.iterations - y.time*x.iterations) / (x.n*y.iterations - y.n*x.iterations)
+			if price > 0 && price < again {
 				most = max(most, cheapest(price))
 			}
 		}
