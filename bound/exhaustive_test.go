@@ -17,8 +17,8 @@ import (
 var jobs = flag.Int("jobs", 4, "random jobs of each class in TestExhaustive")
 
 // TestExhaustive runs every schedule of a family on small random jobs: every
-// ordered partition into buckets of tensors, or of the halves of one tensor and
-// the others; every assignment to links; all-reduces, reduce-scatters each with
+// ordered partition of tensors into buckets, of two also with an element of one
+// of them apart; every assignment to links; all-reduces, reduce-scatters each with
 // its all-gather behind it, or all all-gathers last; one transfer in flight or
 // any number; every periodic structure of up to three iterations of generations
 // and delays within the limits. None may beat the bound. The log says how often
