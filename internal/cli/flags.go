@@ -323,7 +323,7 @@ var readers = map[string][]string{
 }
 
 // crossing names the policies that choose for themselves how much is in flight.
-var crossing = []string{"p3", "bytescheduler", "us-byte", "dear", "p3-ps", "dynacomm"}
+var crossing = []string{"p3", "bytescheduler", "bytescheduler-bo", "us-byte", "dear", "p3-ps", "dynacomm"}
 
 // Check reports what is wrong with the flags. policy is the only one that they
 // are for, or "" if they are for all.

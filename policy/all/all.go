@@ -26,6 +26,7 @@ var policies = []policy.Policy{
 	fusion.ASCWFBP,
 	priority.P3,
 	priority.ByteScheduler,
+	priority.ByteSchedulerBO,
 	usbyte.USByte,
 	dear.DeAR,
 	crossover.Crossover,

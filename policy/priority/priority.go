@@ -49,7 +49,11 @@ var ByteScheduler = policy.Policy{
 			}
 			return s.plan("bytescheduler", o, s.order(&credit{limit: o.Credit}), plan.Window{Bytes: o.Credit})
 		}
-		return tuned(j, c, o)
+		x, err := gridSearch(j, c, o)
+		if err != nil {
+			return nil, err
+		}
+		return x.plan("bytescheduler", o)
 	},
 }
 
@@ -60,23 +64,37 @@ var (
 	credits    = []int64{1, 1 << 19, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20}
 )
 
-func tuned(j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
-	var best *schedule
-	var window int64
-	least := 0.0
+// tuning is a choice of partition, in elements, and credit, in bytes.
+type tuning struct {
+	partition, credit int64
+	schedule          *schedule
+	time              float64 // of an iteration, as the profile predicts
+}
+
+// at tries a credit on a schedule of partitions.
+func (s *schedule) at(partition, limit int64) tuning {
+	s.order(&credit{limit: limit})
+	return tuning{partition, limit, s, s.finish()}
+}
+
+func (x *tuning) plan(name string, o policy.Options) (*plan.Plan, error) {
+	return x.schedule.plan(name, o, x.schedule.order(&credit{limit: x.credit}), plan.Window{Bytes: x.credit})
+}
+
+// gridSearch is the best of the grid; the first of several.
+func gridSearch(j *job.Job, c *cluster.Cluster, o policy.Options) (best tuning, err error) {
 	for _, partition := range partitions {
 		s, err := newSchedule(j, c, o, partition, cluster.AllReduce)
 		if err != nil {
-			return nil, err
+			return tuning{}, err
 		}
 		for _, limit := range credits {
-			s.order(&credit{limit: limit})
-			if t := s.finish(); best == nil || t < least {
-				best, window, least = s, limit, t
+			if x := s.at(partition, limit); best.schedule == nil || x.time < best.time {
+				best = x
 			}
 		}
 	}
-	return best.plan("bytescheduler", o, best.order(&credit{limit: window}), plan.Window{Bytes: window})
+	return best, nil
 }
 
 // maxSlices bounds the transfers of an iteration: the 6.7 billion elements of a
