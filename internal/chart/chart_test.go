@@ -146,12 +146,15 @@ func TestTight(t *testing.T) {
 
 func TestNumber(t *testing.T) {
 	for v, want := range map[float64]string{
-		0: "0", math.Copysign(0, -1): "0", 1: "1", 12.34: "12.3", 175.2: "175", 0.5: "0.5", 0.01234: "0.0123", -9.87: "-9.87",
+		0: "0", 1: "1", 12.34: "12.3", 175.2: "175", 0.5: "0.5", 0.01234: "0.0123", -9.87: "-9.87",
 		99999: "99999", 200000: "200k", 2.5e6: "2.5M", 7e9: "7G", 1e-9: "1e-09",
 	} {
 		if got := number(v); got != want {
 			t.Errorf("%g is written %q, want %q", v, got, want)
 		}
+	}
+	if got := number(math.Copysign(0, -1)); got != "0" {
+		t.Errorf("minus zero is written %q", got)
 	}
 }
 
