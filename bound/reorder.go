@@ -40,10 +40,11 @@ func Reordered(j *job.Job, c *cluster.Cluster) (Bound, error) {
 //
 // A stretch is a run of ops of a lane of one phase and one micro-batch; what an
 // activation checkpoint recomputes in the backward pass belongs to that. Ops
-// change places only where the job says all that they wait for, and where nobody
-// else decides their order: in a job that was not recorded (a recorded one knows
-// only that its lanes ran their ops so), on a lane that computes and has no op
-// launched by another thread. An op next to a collective keeps its place.
+// change places only where the job says what they wait for, and where nobody else
+// decides their order: in a job that was not recorded (a recorded one knows only
+// that its lanes ran their ops so), on a lane that computes and has no op launched
+// by another thread. An op that lists no dependency keeps its place: the order of
+// its lane implies what it waits for. So does one next to a collective.
 func Stretches(j *job.Job) []int32 {
 	if j.Recorded != nil {
 		return nil
@@ -55,6 +56,7 @@ func Stretches(j *job.Job) []int32 {
 	launched := make([]bool, len(j.Lanes))
 	pinned := make([]bool, len(j.Ops))
 	for o := range j.Ops {
+		pinned[o] = len(j.Ops[o].Deps) == 0
 		for _, d := range j.Ops[o].Deps {
 			if locked[j.Ops[d].Lane] {
 				launched[j.Ops[o].Lane] = true

@@ -47,6 +47,7 @@ type Options struct {
 	Credit              int64       // bytescheduler: credit, bytes
 	Group               int64       // dear: bytes of a group; 0: tuned
 	Unit                int64       // us-byte: elements of a unit; 0: tuned
+	Without             []string    // caramel: parts to leave out, of order, crossing, batching, depth, slices
 	Limits              plan.Limits // what the user allows; the zero value is plan.DefaultLimits
 	Copies              bool        // keep the recorded library's copies into and out of buckets
 	// Progress, if set, is told how far auto's search is. Calls do not overlap.

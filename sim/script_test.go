@@ -147,6 +147,7 @@ func (s *script) plan(d *datadriven.TestData) (*plan.Plan, error) {
 			d.ScanArgs(s.t, "maxdelay", &n)
 			o.Limits = plan.DelayLimits(n)
 		}
+		o.Without = args(d, "without")
 		pol, err := all.Lookup(name)
 		if err != nil {
 			return nil, err

@@ -17,6 +17,7 @@ import (
 	"weft/job"
 	"weft/plan"
 	"weft/policy"
+	"weft/policy/caramel"
 	"weft/trace/kineto"
 	"weft/zoo"
 )
@@ -312,6 +313,7 @@ func (f *PolicyFlags) Register(fs *pflag.FlagSet) {
 	fs.Var(quantity[int64]{&o.Credit, cluster.ParseSize}, "credit", "bytescheduler: credit, a `size` (default: searched for)")
 	fs.Int64Var(&o.Unit, "unit", 0, "us-byte: `elements` of a unit (default: searched for)")
 	fs.Var(quantity[int64]{&o.Group, cluster.ParseSize}, "group", "dear: `size` of a group (default: searched for)")
+	fs.StringSliceVar(&o.Without, "without", nil, "caramel: `parts` to leave out, of "+strings.Join(caramel.Parts, ", "))
 	fs.IntVar(&o.InFlight, "in-flight", 1, "policies behind a barrier, ps and tictac: `number` of transfers at once on a link")
 	fs.BoolVar(&o.Copies, "copies", false, "plans copy gradients into buckets and out, as recorded (default: reduce in place)")
 }
@@ -319,11 +321,11 @@ func (f *PolicyFlags) Register(fs *pflag.FlagSet) {
 // readers are the policies that read a flag, of those that not all read.
 var readers = map[string][]string{
 	"bucket": {"ddp"}, "first-bucket": {"ddp"}, "fusion": {"horovod"}, "cycle": {"horovod"},
-	"slice": {"p3", "p3-ps"}, "partition": {"bytescheduler"}, "credit": {"bytescheduler"}, "unit": {"us-byte"}, "group": {"dear"},
+	"slice": {"p3", "p3-ps"}, "partition": {"bytescheduler"}, "credit": {"bytescheduler"}, "unit": {"us-byte"}, "group": {"dear"}, "without": {"caramel"},
 }
 
 // crossing names the policies that choose for themselves how much is in flight.
-var crossing = []string{"p3", "bytescheduler", "bytescheduler-bo", "us-byte", "dear", "p3-ps", "dynacomm"}
+var crossing = []string{"p3", "bytescheduler", "bytescheduler-bo", "us-byte", "dear", "caramel", "p3-ps", "dynacomm"}
 
 // Check reports what is wrong with the flags. policy is the only one that they
 // are for, or "" if they are for all.
@@ -335,6 +337,9 @@ func (f *PolicyFlags) Check(fs *pflag.FlagSet, policy string) error {
 		if n < 0 {
 			return Usagef("%s %d: at least 1", name, n)
 		}
+	}
+	if err := caramel.CheckParts(f.Options.Without); err != nil {
+		return Usagef("--without: %w", err)
 	}
 	if (f.Options.Partition > 0) != (f.Options.Credit > 0) {
 		return Usagef("--partition and --credit go together: without them both are searched for")

@@ -7,6 +7,7 @@ import (
 
 	"weft/policy"
 	"weft/policy/auto"
+	"weft/policy/caramel"
 	"weft/policy/crossover"
 	"weft/policy/dear"
 	"weft/policy/deft"
@@ -30,6 +31,7 @@ var policies = []policy.Policy{
 	usbyte.USByte,
 	dear.DeAR,
 	crossover.Crossover,
+	caramel.Caramel,
 	deft.DeFT,
 	server.PS,
 	priority.P3Servers,
