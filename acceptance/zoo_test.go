@@ -33,7 +33,7 @@ func TestZoo(t *testing.T) {
 					switch {
 					case r.Refusal != nil && !errors.Is(r.Refusal, policy.ErrUnsuitable):
 						t.Errorf("%s: %v", r.Policy.Name, r.Refusal)
-					case r.Refusal == nil && r.Gap < -1e-6:
+					case r.Refusal == nil && r.Gap < -1e-5: // the simulator rounds each op to a nanosecond
 						t.Errorf("%s takes %g us, below its bound by %g", r.Policy.Name, r.Time, -r.Gap)
 					case r.Refusal == nil:
 						t.Logf("%-14s %8.2f ms, gap %5.1f %%", r.Policy.Name, r.Time/1000, 100*r.Gap)

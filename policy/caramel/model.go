@@ -245,8 +245,7 @@ func urgent(loads []load, time func(*load) float64) []load {
 // stream sends slices in fluid order without batches, so many at once that the
 // wire stays busy and no more: the credit law of section 7.1. A window of c bytes
 // holds c rounded up to whole slices; the wire needs a slice and what travels in a
-// start-up. Neighbours of one tensor that no other load parts go as one where the
-// window stays full.
+// start-up.
 func (m *model) stream(loads []load) (*schedule, error) {
 	var largest load
 	for i := range loads {
@@ -275,8 +274,12 @@ func (m *model) play(loads []load, w plan.Window) *schedule {
 		late      float64
 		done      = make([]float64, len(loads))
 	)
+	most := w.Transfers
+	if n := m.cluster.Links[0].InFlight; n > 0 && (most == 0 || most > n) {
+		most = n
+	}
 	full := func() bool {
-		return w.Transfers > 0 && len(flying) >= w.Transfers || w.Bytes > 0 && out >= w.Bytes
+		return most > 0 && len(flying) >= most || w.Bytes > 0 && out >= w.Bytes
 	}
 	for i := range loads {
 		l := &loads[i]
