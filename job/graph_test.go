@@ -159,6 +159,9 @@ func TestStripAgainstElimination(t *testing.T) {
 		if !slices.Equal(origin, want) {
 			t.Fatalf("%v stay, want %v", origin, want)
 		}
+		if s.Name != j.Name || s.World != j.World || s.Mode != j.Mode || s.Optimizer != j.Optimizer {
+			t.Fatalf("%q of %d workers, %v, optimizer %d; want %q, %d, %v, %d", s.Name, s.World, s.Mode, s.Optimizer, j.Name, j.World, j.Mode, j.Optimizer)
+		}
 		got := newMatrix(s)
 		got.close()
 		old := func(v int) int {

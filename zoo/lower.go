@@ -175,7 +175,11 @@ func (b *lowering) update(o Optimizer) {
 	unscale := none
 	if b.rate.Precision == FP16 {
 		b.job.Mode = job.Global
-		unscale = b.op("unscale", job.Update, work{elements: 2 * b.job.Bytes() / b.size}, 0)
+		var producers []job.OpID
+		for i := range b.job.Tensors {
+			producers = append(producers, b.job.Tensors[i].Producers...)
+		}
+		unscale = b.op("unscale", job.Update, work{elements: 2 * b.job.Bytes() / b.size}, 0, producers...)
 	}
 	for i := range b.job.Tensors {
 		t := &b.job.Tensors[i]

@@ -56,7 +56,7 @@ all workers are taken to compute as this one did.`,
 			return err
 		})
 		if err != nil {
-			return err
+			return inputs.Limited(err)
 		}
 		return c.Print(view.Comparison(result, j, on), *asJSON)
 	}

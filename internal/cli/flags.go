@@ -128,6 +128,15 @@ func (f *JobFlags) DeviceMemory() int64 {
 	return 0
 }
 
+// Limited adds to an error about memory that the limit is that of the device, if
+// it is.
+func (f *JobFlags) Limited(err error) error {
+	if e, ok := errors.AsType[*plan.MemoryError](err); ok && e.Limit == f.DeviceMemory() {
+		return fmt.Errorf("%w; the limit is the memory of a %s: --max-memory sets another", err, f.device)
+	}
+	return err
+}
+
 // modelHint ends a message about a name that may have meant a model.
 func modelHint(name string) string {
 	if model := near.Nearest(name, zoo.Names()); model != "" {
