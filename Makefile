@@ -26,6 +26,7 @@ demo: build
 
 test: cc
 	CGO_ENABLED=1 go test -race ./...
+	go test -run '^TestCompare$$' ./acceptance # has nothing for the race detector
 
 lint:
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "not formatted, run gofmt -w:" $$unformatted; exit 1; }
