@@ -2,11 +2,13 @@ package study
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
 	"weft/cluster"
 	"weft/job"
+	"weft/pair"
 	"weft/plan"
 	"weft/policy"
 	"weft/policy/deft"
@@ -169,6 +171,36 @@ var (
 		},
 	}
 )
+
+// pairs is every two models in every setting.
+func pairs(device string, models [][2]string, settings []setting) []Case {
+	var out []Case
+	for _, m := range models {
+		for _, s := range settings {
+			out = append(out, Case{
+				Model: m[0] + " + " + m[1], Setting: s.name, X: s.x,
+				Jobs: []Source{{Model: m[0], Device: device}, {Model: m[1], Device: device}}, Cluster: s.cluster,
+			})
+		}
+	}
+	return out
+}
+
+// together runs two jobs that plan by the same policy, and takes from what that
+// comes to the time in which each does the work of one of its iterations.
+func together(p policy.Policy, time func(*pair.Result) float64) runner {
+	return func(ctx context.Context, jobs []*job.Job, c *cluster.Cluster) (Outcome, error) {
+		r, err := pair.Run(ctx, jobs, c, pair.Options{Policy: p})
+		if errors.Is(err, policy.ErrUnsuitable) {
+			return Outcome{Refusal: err.Error()}, nil
+		}
+		if err != nil {
+			return Outcome{}, err
+		}
+		t := time(r)
+		return Outcome{Time: t, Least: t, Most: t, Rate: 1}, nil
+	}
+}
 
 // tictacCases are models on K80s and on hosts of 32 cores, for inference and for
 // training, with workers and servers in so many numbers.

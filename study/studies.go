@@ -1,6 +1,11 @@
 package study
 
-import "slices"
+import (
+	"slices"
+
+	"weft/pair"
+	"weft/policy/fusion"
+)
 
 // What several studies assume.
 const (
@@ -234,6 +239,33 @@ var studies = []Study{
 			{Name: "p3-ps", Policy: "p3-ps"},
 		},
 		Subject: "dynacomm",
+	},
+	{
+		Name:  "crossover",
+		Title: "two jobs that share devices, one computing while the other communicates",
+		Paper: "CrossoverScheduler (arXiv 2103.07974)",
+		Link:  "https://arxiv.org/abs/2103.07974",
+		Claims: []Claim{
+			{Text: "20 % on ImageNet (printed as \"20% x\")", Of: "crossover", Over: []string{"in turn"}},
+			{Text: "ours: with as many turns of one job as pay", Of: "crossover, several turns", Over: []string{"in turn"}},
+		},
+		Assumptions: []string{byDevice, v100, "8 workers on two networks: " + twoLinks, ringPorts,
+			"each job plans as ddp does; the paper's prototype is built over Horovod, whose cycle has no place in a plan for two jobs; each has the devices by turns, for a whole iteration, and both jobs' memory is resident",
+			"in turn: each job waits for its own transfers before the other begins; a time is that in which each job does the work of one of its iterations",
+			"the abstract names no second job: pairs of one and of two models",
+		},
+		Differences: []string{
+			"the gain is what a job waits for its transfers, as far as the other computes for as long: behind ddp's buckets on Ethernet that comes near the paper's figure, on InfiniBand these computed jobs wait for almost nothing",
+			"two jobs that both wait longer than they compute share one wire, which is then the limit: they gain less",
+		},
+		Setting: "network",
+		Cases:   pairs("v100", [][2]string{{"resnet50", "resnet50"}, {"resnet50", "resnet101"}, {"resnet50", "vgg16"}, {"bert-base", "bert-base"}}, networks(8)),
+		Schedules: []Schedule{
+			{Name: "crossover", Run: together(fusion.DDP, func(r *pair.Result) float64 { return r.Pairs[0].Even.Period })},
+			{Name: "crossover, several turns", Run: together(fusion.DDP, func(r *pair.Result) float64 { return r.InTurn / r.Pairs[0].Best.Speedup() })},
+			{Name: "in turn", Run: together(fusion.DDP, func(r *pair.Result) float64 { return r.InTurn })},
+		},
+		Subject: "crossover",
 	},
 	{
 		Name:  "overlap",

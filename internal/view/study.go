@@ -264,11 +264,11 @@ func results(r *study.Result) cli.Table {
 				if o.Bound.Time > 0 {
 					gap = cli.Percent(o.Gap)
 				}
-				copy(cells[6:], []any{
-					cli.Time(o.Time), cli.Time(o.Least), cli.Time(o.Most), over, r.Rank(i, k),
-					cli.Time(o.Mean.Computation), cli.Time(o.Mean.Communication), cli.Time(o.Mean.Exposed), cli.Ratio(o.Mean.Efficiency()),
-					cli.Count(o.Transfers), cli.Ratio(o.Rate), o.Delay, o.Staleness, known(loss(o.Loss)), known(cli.Time(o.Bound.Time)), gap,
-				})
+				copy(cells[6:], []any{cli.Time(o.Time), cli.Time(o.Least), cli.Time(o.Most), over, r.Rank(i, k)})
+				if m := o.Mean; m.Iteration > 0 {
+					copy(cells[11:], []any{cli.Time(m.Computation), cli.Time(m.Communication), cli.Time(m.Exposed), cli.Ratio(m.Efficiency()), cli.Count(o.Transfers)})
+				}
+				copy(cells[16:], []any{cli.Ratio(o.Rate), o.Delay, o.Staleness, known(loss(o.Loss)), known(cli.Time(o.Bound.Time)), gap})
 			}
 			t.Rows = append(t.Rows, cli.Row{Cells: cells})
 		}
