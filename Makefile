@@ -5,6 +5,7 @@
 # make bench     every benchmark
 # make fuzz      every fuzz test, for FUZZTIME each
 # make pictures  the timelines of docs/policies
+# make studies   the tables and charts of docs/studies.md
 
 VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 FUZZTIME ?= 10s
@@ -14,7 +15,7 @@ DEMO     := testdata/traces/gpt-gloo-torch2.6
 # Releases are the same everywhere: no cgo, no paths, no clock in the binary.
 BUILD := CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '-s -w -X main.version=$(VERSION)'
 
-.PHONY: demo test lint build bench pictures fuzz clean cc
+.PHONY: demo test lint build bench pictures studies fuzz clean cc
 
 build:
 	@$(BUILD) -o bin/weft ./cmd/weft
@@ -39,6 +40,9 @@ bench:
 
 pictures:
 	go run ./scripts/pictures
+
+studies: build
+	scripts/studies
 
 # go test -fuzz takes one test at a time, so they are listed first. Making inputs
 # smaller may outlast FUZZTIME, which go test then reports as a failure: it gets
