@@ -112,6 +112,7 @@ var studies = []Study{
 			{Text: "up to 196 % (2.96x) over unmodified frameworks", Of: "bytescheduler", Over: []string{"wfbp", "ddp", "horovod"}},
 			{Text: "the same, one partition at a time", Of: "bytescheduler, serial", Over: []string{"wfbp", "ddp", "horovod"}},
 			{Text: "the same, over the fastest of the frameworks", Of: "bytescheduler", Over: []string{"wfbp", "ddp", "horovod"}, Fastest: true},
+			{Text: "ours: exact search of partition and credit over the published tuning", Of: "bytescheduler", Over: []string{"bytescheduler-bo"}},
 		},
 		Assumptions: []string{byDevice, v100, "8 and 64 workers on two networks: " + twoLinks, ringPorts, compiled, twoStacks,
 			"the frameworks that the paper modified are here wfbp (each gradient alone), ddp and horovod"},
@@ -121,7 +122,7 @@ var studies = []Study{
 		},
 		Setting:   "workers, network",
 		Cases:     grid("v100", []string{"vgg16", "resnet50", "bert-base"}, slices.Concat(named("8", networks(8)), named("64", networks(64)))),
-		Schedules: append(policies("bytescheduler", "wfbp", "ddp", "horovod"), serialByteScheduler),
+		Schedules: append(policies("bytescheduler", "bytescheduler-bo", "wfbp", "ddp", "horovod"), serialByteScheduler),
 		Subject:   "bytescheduler",
 	},
 	{
@@ -151,7 +152,7 @@ var studies = []Study{
 		}),
 		Schedules: append(policies("mg-wfbp", "mg-wfbp-exact", "wfbp"), oneTransfer),
 		Subject:   "mg-wfbp",
-		Plot:      Plot{Kind: GainLines, Schedules: []string{"wfbp", "one transfer"}, Log: true},
+		Plot:      Plot{Kind: GainLines, Schedules: []string{"wfbp"}, Log: true},
 	},
 	{
 		Name:  "p3",
@@ -176,7 +177,7 @@ var studies = []Study{
 		Cases:     grid("v100", []string{"resnet50", "vgg19", "gpt2-small"}, bandwidths(served(4, 4, ethernet), 1, 2.5, 5, 10, 25, 50)),
 		Schedules: append(policies("p3-ps", "ps"), Schedule{Name: "p3-ps, whole tensors", Policy: "p3-ps", Tries: wholeTensors}),
 		Subject:   "p3-ps",
-		Plot:      Plot{Kind: GainLines, Log: true},
+		Plot:      Plot{Kind: GainLines, Schedules: []string{"ps"}, Log: true},
 	},
 	{
 		Name:  "tictac",
@@ -206,6 +207,7 @@ var studies = []Study{
 		Cases:     tictacCases([]string{"vgg16", "inception-v3", "resnet50"}, [2]int{4, 4}, [2]int{8, 4}, [2]int{16, 4}),
 		Schedules: append(policies("tictac-tac", "tictac-tic"), Schedule{Name: "arbitrary", Policy: "ps", Seeds: 20}),
 		Subject:   "tictac-tac",
+		Plot:      Plot{Schedules: []string{"arbitrary"}},
 	},
 	{
 		Name:  "dynacomm",
@@ -295,7 +297,7 @@ var studies = []Study{
 		Schedules: append(policies("wfbp", "ddp", "horovod", "mg-wfbp", "mg-wfbp-exact", "asc-wfbp", "p3", "bytescheduler", "us-byte", "dear"),
 			Schedule{Name: "deft", Policy: "deft", Tries: late}, oneTransfer),
 		Ranked: true,
-		Plot:   Plot{Kind: TimeLines, Models: []string{"gpt2-small"}},
+		Plot:   Plot{Kind: TimeLines, Models: []string{"resnet50"}, Schedules: []string{"ddp", "mg-wfbp-exact", "asc-wfbp", "p3", "bytescheduler", "dear", "deft"}},
 	},
 }
 

@@ -294,6 +294,10 @@ func StudyChart(w io.Writer, r *study.Result) error {
 	if gains {
 		axis.Label = fmt.Sprintf("gain of %s, %%", s.Subject)
 	}
+	alone := len(s.Plot.Schedules) == 1
+	if alone && gains {
+		axis.Label = fmt.Sprintf("gain of %s over %s, %%", s.Subject, s.Plot.Schedules[0])
+	}
 	shown := func(names []string, name string) bool { return len(names) == 0 || slices.Contains(names, name) }
 	lines := chart.LineChart{Title: s.Name + ": " + s.Title, Notes: []string{s.Paper}, X: chart.Axis{Label: s.Setting, Log: s.Plot.Log}, Y: axis}
 	bars := chart.BarChart{Title: lines.Title, Notes: lines.Notes, Value: axis}
@@ -315,9 +319,12 @@ func StudyChart(w io.Writer, r *study.Result) error {
 			if !shown(s.Plot.Models, m) {
 				continue
 			}
-			one := chart.Series{Name: name}
-			if len(s.Plot.Models) != 1 {
-				one.Name = m + " " + name
+			one := chart.Series{Name: m + " " + name}
+			switch {
+			case len(s.Plot.Models) == 1:
+				one.Name = name
+			case alone:
+				one.Name = m
 			}
 			for i := range s.Cases {
 				if s.Cases[i].Model == m {
