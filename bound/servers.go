@@ -2,6 +2,7 @@ package bound
 
 import (
 	"math"
+	"slices"
 
 	"weft/cluster"
 	"weft/job"
@@ -23,11 +24,16 @@ func Servers(j *job.Job, c *cluster.Cluster) (Bound, error) {
 	if err != nil {
 		return Bound{}, err
 	}
-	// Of a set of n bytes the last to be pushed is pulled behind all pushes, and
-	// the first to be pushed is pushed ahead of all pulls.
+	element := smallest(j)
+	if math.IsInf(element, 1) {
+		return every(j, c, paceOf(plan.DefaultLimits), traffic{})
+	}
+	// The last element that is pushed is pulled behind all pushes, and the first
+	// one ahead of all pulls.
+	both := push.alpha + pull.alpha
 	n := traffic{wire: max(push.beta, pull.beta), floors: []floor{
-		{{push.alpha + pull.alpha, push.beta}},
-		{{push.alpha + pull.alpha, pull.beta}},
+		{{both + slices.Min(pull.links)*element, push.beta}},
+		{{both + slices.Min(push.links)*element, pull.beta}},
 	}}
 	if c.Sides(cluster.Push)&c.Sides(cluster.Pull) != 0 {
 		n.wire = max(

@@ -55,12 +55,7 @@ var never = line{math.Inf(1), math.Inf(1)}
 // followed by an all-gather's start-up alone. Many short all-gathers can hide the
 // start-ups of reduce-scatters, but not the wires of both.
 func reductions(c *cluster.Cluster, j *job.Job) (traffic, error) {
-	element := math.Inf(1) // bytes; no transfer is smaller
-	for k := range j.Tensors {
-		if t := &j.Tensors[k]; t.Elements > 0 {
-			element = min(element, float64(t.Grad.Bytes()))
-		}
-	}
+	element := smallest(j)
 	if math.IsInf(element, 1) {
 		return traffic{}, nil
 	}
@@ -95,6 +90,18 @@ func reductions(c *cluster.Cluster, j *job.Job) (traffic, error) {
 	}
 	n.wire = n.floors[0][len(n.floors[0])-1].beta
 	return n, nil
+}
+
+// smallest is the size of an element, in bytes: no transfer is smaller. +Inf: the
+// job has none.
+func smallest(j *job.Job) float64 {
+	element := math.Inf(1)
+	for k := range j.Tensors {
+		if t := &j.Tensors[k]; t.Elements > 0 {
+			element = min(element, float64(t.Grad.Bytes()))
+		}
+	}
+	return element
 }
 
 // fill is the least time in which the links can move bytes together, given for
