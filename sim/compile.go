@@ -133,6 +133,29 @@ func (p *program) transferCount() int {
 	return n
 }
 
+// pace is the time of an iteration that the busiest link takes, nanoseconds: on
+// one side of its ports, or with start-ups where one transfer follows the other.
+func (p *program) pace() float64 {
+	busiest := 0.0
+	for _, l := range p.links {
+		var wires [2]float64
+		serial := 0.0
+		for _, t := range l.transfers {
+			for side := range wires {
+				if t.sides>>side&1 != 0 {
+					wires[side] += t.wire
+				}
+			}
+			serial += t.alpha + t.wire
+		}
+		if l.window.Transfers != 1 {
+			serial = 0
+		}
+		busiest = max(busiest, wires[0], wires[1], serial)
+	}
+	return busiest / float64(p.period)
+}
+
 const nsPerUs = 1000
 
 func ns(us float64) float64 { return math.Round(us * nsPerUs) }

@@ -316,3 +316,23 @@ func TestTimeGateOfAnEarlierPeriod(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// Communication of 20 a generation beside computation of 19: with a delay of one
+// iteration the backlog grows by 1 an iteration, unseen until after 18 of them the
+// delay no longer covers it. In the long run an iteration takes 20.
+func TestBacklog(t *testing.T) {
+	j := job.Chain("chain", []float64{9}, []float64{10}, []int64{18})
+	c := cluster.Uniform(2, 1, cluster.Link{Name: "net", Latency: 1, Bandwidth: 8e6})
+	p := plan.New(j, "test", "net")
+	p.AllReduce(0, plan.WholeTensors(j, 0))
+	p.Updates[0].Iteration, p.MaxDelay, p.MaxStaleness, p.Buffers = 1, 1, 1, 2
+	for iterations, want := range map[int]float64{12: 19, 0: 20} {
+		r, err := sim.Run(t.Context(), j, c, p, sim.Options{Iterations: iterations})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Time != want {
+			t.Errorf("%d iterations: %g us each, want %g", iterations, r.Time, want)
+		}
+	}
+}

@@ -1,8 +1,10 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"math"
 
 	"weft/cluster"
 	"weft/job"
@@ -12,8 +14,9 @@ import (
 
 // Options of a run.
 type Options struct {
-	// Iterations to simulate; 0: twelve periods of the plan, and at least
-	// twelve iterations.
+	// Iterations to simulate; 0: twelve periods of the plan, and of a plan with
+	// delay whose transfers fall behind from period to period as many more as it
+	// takes until computation waits for them.
 	Iterations int
 	// Timeline asks for the spans of the run, not only its times.
 	Timeline bool
@@ -40,7 +43,10 @@ type Result struct {
 	Timeline *timeline.Timeline
 }
 
-const defaultPeriods = 12
+const (
+	defaultPeriods = 12
+	maxPeriods     = 500 // of a run whose iterations are not given
+)
 
 // What a run may come to. Beyond it memory or patience would end first.
 const (
@@ -60,10 +66,36 @@ func Run(ctx context.Context, j *job.Job, c *cluster.Cluster, p *plan.Plan, o Op
 	if err != nil {
 		return nil, err
 	}
-	n := o.Iterations
-	if n <= 0 {
-		n = defaultPeriods * prog.period
+	if o.Iterations > 0 || p == nil {
+		return execute(ctx, prog, c, cmp.Or(max(0, o.Iterations), defaultPeriods*prog.period), o)
 	}
+	n := defaultPeriods * prog.period
+	r, err := execute(ctx, prog, c, n, o)
+	if err != nil || p.MaxDelay == 0 {
+		return r, err
+	}
+	if more := prog.settled(r.Time, p.MaxDelay); more > n {
+		return execute(ctx, prog, c, more, o)
+	}
+	return r, nil
+}
+
+// settled is after how many iterations a plan with delay settles that took so
+// long an iteration at first: where its links need longer, their backlog grows
+// by the difference, until it is all that the delay covers. The first half of a
+// run does not count. A backlog that would take longer to grow than maxPeriods
+// makes a difference of no more than (delay + 2) / maxPeriods.
+func (p *program) settled(time float64, delay int) int {
+	behind := p.pace()/nsPerUs - time
+	if behind <= 0 {
+		return 0
+	}
+	periods := math.Ceil(2 * float64(delay+2) * time / behind / float64(p.period))
+	return int(min(defaultPeriods+periods, maxPeriods)) * p.period
+}
+
+// execute runs n iterations.
+func execute(ctx context.Context, prog *program, c *cluster.Cluster, n int, o Options) (*Result, error) {
 	group := workers(c, len(prog.lanes), o.Everyone)
 	if transfers := float64(prog.periods(n)) * float64(prog.transferCount()); transfers > maxTable {
 		return nil, fmt.Errorf("simulating %s: %.1e transfers are too many: ask for fewer iterations, or a plan whose transfers lie closer to their generation", prog.name, transfers)
