@@ -317,15 +317,15 @@ func TestTimeGateOfAnEarlierPeriod(t *testing.T) {
 	}
 }
 
-// Communication of 20 a generation beside computation of 19: with a delay of one
-// iteration the backlog grows by 1 an iteration, unseen until after 18 of them the
-// delay no longer covers it. In the long run an iteration takes 20.
+// Communication of 20 a generation beside computation of 19: generation t is ready
+// at 19t + 19 and reduced at 20t + 39. With a delay of two it is read at 19t + 57,
+// so that nothing waits until t = 19. In the long run an iteration takes 20.
 func TestBacklog(t *testing.T) {
 	j := job.Chain("chain", []float64{9}, []float64{10}, []int64{18})
 	c := cluster.Uniform(2, 1, cluster.Link{Name: "net", Latency: 1, Bandwidth: 8e6})
 	p := plan.New(j, "test", "net")
 	p.AllReduce(0, plan.WholeTensors(j, 0))
-	p.Updates[0].Iteration, p.MaxDelay, p.MaxStaleness, p.Buffers = 1, 1, 1, 2
+	p.Updates[0].Iteration, p.MaxDelay, p.MaxStaleness, p.Buffers = 2, 2, 2, 3
 	for iterations, want := range map[int]float64{12: 19, 0: 20} {
 		r, err := sim.Run(t.Context(), j, c, p, sim.Options{Iterations: iterations})
 		if err != nil {
