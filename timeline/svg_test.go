@@ -171,7 +171,7 @@ func TestSVGLabels(t *testing.T) {
 // However many spans there are, the picture stays small, and shows of each pixel
 // what takes most of it.
 func TestSVGSize(t *testing.T) {
-	const n = 100_000
+	const n = 30_000
 	tl := &Timeline{Ranks: []Rank{{}}, Lanes: []Lane{{"gpu", Device}, {"net", Link}}, Iterations: []float64{0, n}}
 	for i := range n {
 		phase := uint8(job.Forward)
