@@ -483,6 +483,53 @@ func TestColocatedServersEqualRing(t *testing.T) {
 	}
 }
 
+// BytePS's optimum (OSDI 2020): with n GPU machines and k more of CPUs each port
+// carries 2n(n-1)/(n² + kn - 2k) times the bytes each way, for k = 0 those of servers
+// on the workers' hosts and for k = n those of servers on hosts of their own, where
+// pushes and pulls pass each other.
+func TestServersEqualBytePS(t *testing.T) {
+	const n = 8
+	c := Uniform(n, 1, Link{Name: "net", Bandwidth: 8e6}) // a byte takes 1 us
+	for _, x := range []struct {
+		colocated bool
+		k         float64
+		sides     [2]Sides
+	}{{true, 0, [2]Sides{Both, Both}}, {false, n, [2]Sides{Out, In}}} {
+		c.Servers = &Servers{Count: n, Colocated: x.colocated}
+		var busy [2]float64 // outgoing, incoming
+		for i, k := range []Kind{Push, Pull} {
+			cost, err := c.Cost(0, k, 1e6)
+			if err != nil || c.Sides(k) != x.sides[i] {
+				t.Fatalf("%v: %v, sides %d", k, err, c.Sides(k))
+			}
+			for side := range busy {
+				if c.Sides(k)>>side&1 != 0 {
+					busy[side] += cost.Wire
+				}
+			}
+		}
+		want := 1e6 * 2 * n * (n - 1) / (n*n + x.k*n - 2*x.k)
+		if !alike(busy[0], want) || !alike(busy[1], want) {
+			t.Errorf("colocated %t: %v us out and in, want %v", x.colocated, busy, want)
+		}
+	}
+}
+
+// Servers that nobody gave are one a node, on the workers' hosts; given ones stay.
+func TestWithServers(t *testing.T) {
+	c := Uniform(3, 2, Link{Name: "net", Bandwidth: 1e9})
+	with := c.WithServers()
+	if c.Servers != nil || *with.Servers != (Servers{Count: 3, Colocated: true}) {
+		t.Errorf("%+v of %+v", with.Servers, c.Servers)
+	}
+	if with.WithServers() != with {
+		t.Error("given servers do not stay")
+	}
+	if s := c.Sides(Push); s != Both {
+		t.Errorf("without servers a push has sides %d", s)
+	}
+}
+
 func TestCostProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := genCluster(t)

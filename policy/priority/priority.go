@@ -131,8 +131,12 @@ func newSchedule(j *job.Job, c *cluster.Cluster, o policy.Options, elements int6
 	for k := range j.Tensors {
 		count += (j.Tensors[k].Elements + elements - 1) / elements
 	}
-	if count > maxSlices {
-		return nil, fmt.Errorf("slices of %d elements make %d of this job's gradients, more than %d: choose larger ones", elements, count, maxSlices)
+	most := int64(maxSlices)
+	if kind == cluster.Push { // and a pull each
+		most /= 2
+	}
+	if count > most {
+		return nil, fmt.Errorf("slices of %d elements make %d of this job's gradients, more than %d: choose larger ones", elements, count, most)
 	}
 	s := &schedule{job: j, cluster: c, profile: p}
 	for rank, k := range p.Use {
