@@ -57,7 +57,7 @@ func (w *work) spend(cells int) bool {
 // over (item, link-free times) decides; it is exact as long as no item has too
 // many states, and beyond that keeps the most promising of them.
 //
-// Once the work is spent, each item goes where it ends first, if it fits.
+// Once the work is spent, each item goes on the first link that it fits.
 type packer struct {
 	work     *work
 	items    []item

@@ -242,9 +242,11 @@ func (s *search) legal(x *candidate) (*plan.Plan, error) {
 		return nil, err
 	}
 	var err error
+	limits := s.limits
+	limits.MaxMemory = 0 // the caller tells by how much a plan does not fit
 	for early := range 2 { // how early the next iteration may write is the checker's to know
 		p.Buffers = x.buffers(early)
-		if err = plan.Check(p, s.job, s.limits).Err(); err == nil {
+		if err = plan.Check(p, s.job, limits).Err(); err == nil {
 			return p, nil
 		}
 	}

@@ -167,6 +167,17 @@ func TestModelSeesCollectives(t *testing.T) {
 	planned(t, j, wire(2, 1, 2), plan.DelayLimits(1))
 }
 
+// What a plan needs of memory is the caller's to refuse.
+func TestMemory(t *testing.T) {
+	j, _ := layers(3, 5, 1)
+	l := plan.DelayLimits(1)
+	l.MaxMemory = 1
+	p, err := DeFT.Build(context.Background(), j, wire(0, 1), policy.Options{Limits: l})
+	if err != nil || p.Buffers != 2 {
+		t.Errorf("%v, %v; want a plan of 2 buffers", p, err)
+	}
+}
+
 // Without work left passes are filled in the order of dispatch, and the plan is
 // legal all the same.
 func TestWorkBound(t *testing.T) {
