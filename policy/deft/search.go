@@ -243,7 +243,7 @@ func (s *search) legal(x *candidate) (*plan.Plan, error) {
 	}
 	var err error
 	limits := s.limits
-	limits.MaxMemory = 0 // the caller tells by how much a plan does not fit
+	limits.MaxMemory = 0   // the caller tells by how much a plan does not fit
 	for early := range 2 { // how early the next iteration may write is the checker's to know
 		p.Buffers = x.buffers(early)
 		if err = plan.Check(p, s.job, limits).Err(); err == nil {
