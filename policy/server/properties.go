@@ -43,11 +43,15 @@ type properties struct {
 	time  []float64
 	left  set       // R
 	alone []float64 // P: computation that only this receive blocks
-	plus  []float64 // M⁺: see impending
+	plus  []float64 // M⁺, of those that are not without: see impend
 	// open are the needs of several outstanding receives, by ascending sum; shared
 	// is of how many of them a receive is part.
 	open   []outstanding
 	shared []int32
+	// Of open the first next have been looked at for M⁺; the receives without are
+	// part of none of them.
+	next    int
+	without set
 	// Room for remove.
 	dropped, kept []outstanding
 	work          int64 // steps taken so far
@@ -62,7 +66,7 @@ type outstanding struct {
 // properties is UpdateProperties for all receives at the given times.
 func (w *worker) properties(time []float64) *properties {
 	n := len(time)
-	p := &properties{time: time, left: newSet(n), alone: make([]float64, n), plus: make([]float64, n), shared: make([]int32, n)}
+	p := &properties{time: time, left: newSet(n), alone: make([]float64, n), plus: slices.Repeat([]float64{math.Inf(1)}, n), shared: make([]int32, n)}
 	for r := range n {
 		p.left.add(r)
 	}
@@ -79,6 +83,7 @@ func (w *worker) properties(time []float64) *properties {
 	}
 	p.open = slices.DeleteFunc(p.open, p.settle)
 	slices.SortStableFunc(p.open, func(a, b outstanding) int { return cmp.Compare(a.sum, b.sum) })
+	p.restart()
 	return p
 }
 
@@ -123,38 +128,55 @@ func (p *properties) remove(r int) {
 		p.open = append(p.open, o)
 	}
 	p.open = append(p.open, rest...)
+	p.restart()
 }
 
-// impending computes M⁺ of the outstanding receives: the least time, its own
-// included, of receives that together unblock a computation that it alone does
-// not. That is the sum of the first open need that it is part of.
-func (p *properties) impending() {
-	wanting := 0
-	for r := range p.left.all {
-		p.plus[r] = math.Inf(1)
-		if p.shared[r] > 0 {
-			wanting++
-		}
-	}
-	without := slices.Clone(p.left)
-	for i := 0; wanting > 0; i++ {
-		o := &p.open[i]
-		p.work += int64(len(without))
-		for i := range without {
-			for hit := o.on[i] & without[i]; hit != 0; hit &= hit - 1 {
-				p.plus[i<<6+bits.TrailingZeros64(hit)] = o.sum
-				wanting--
+// restart forgets M⁺: none is known.
+func (p *properties) restart() {
+	p.next = 0
+	p.without = append(p.without[:0], p.left...)
+}
+
+// impend finds M⁺ of more receives: the least time, its own included, of receives
+// that together unblock a computation that it alone does not. That is the sum of
+// the first open need that it is part of; impend looks at the next ones, which
+// have one sum.
+func (p *properties) impend() {
+	for sum := p.open[p.next].sum; p.next < len(p.open) && p.open[p.next].sum == sum; p.next++ {
+		p.work += int64(len(p.without))
+		for i, word := range p.open[p.next].on {
+			for hit := word & p.without[i]; hit != 0; hit &= hit - 1 {
+				p.plus[i<<6+bits.TrailingZeros64(hit)] = sum
 			}
-			without[i] &^= o.on[i]
+			p.without[i] &^= word
 		}
 	}
+}
+
+// impendAll finds M⁺ of every receive.
+func (p *properties) impendAll() {
+	for p.next < len(p.open) {
+		p.impend()
+	}
+}
+
+// sooner reports whether r has the lesser M⁺, infinite for one that shares no need.
+// It looks no further than to the first that either is part of.
+func (p *properties) sooner(r, than int) bool {
+	if p.shared[r] == 0 || p.shared[than] == 0 {
+		return p.shared[r] > 0 && p.shared[than] == 0
+	}
+	for p.without.has(r) && p.without.has(than) {
+		p.impend()
+	}
+	return !p.without.has(r) && (p.without.has(than) || p.plus[r] < p.plus[than])
 }
 
 // tic gives each receive its priority, 0 first: M⁺ where every receive takes one
 // unit and computation nothing. Equal ones share the number of the first of them.
 func (w *worker) tic() []int {
 	p := w.properties(slices.Repeat([]float64{1}, len(w.time)))
-	p.impending()
+	p.impendAll()
 	order := make([]int, len(w.time))
 	for r := range order {
 		order[r] = r
@@ -185,7 +207,7 @@ func (p *properties) order(limit int64) (order []int, whole bool) {
 		if p.work > limit {
 			return slices.AppendSeq(order, p.left.all), false
 		}
-		best, current := -1, false // whether M⁺ is that of this round
+		best := -1
 		for r := range p.left.all {
 			p.work++
 			if best < 0 {
@@ -193,11 +215,7 @@ func (p *properties) order(limit int64) (order []int, whole bool) {
 				continue
 			}
 			a, b := min(p.alone[best], p.time[r]), min(p.alone[r], p.time[best])
-			if a == b && !current {
-				p.impending()
-				current = true
-			}
-			if a < b || a == b && p.plus[r] < p.plus[best] {
+			if a < b || a == b && p.sooner(r, best) {
 				best = r
 			}
 		}

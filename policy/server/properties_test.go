@@ -84,7 +84,7 @@ func (w *worker) best() float64 {
 func TestTicTacExample(t *testing.T) {
 	w := graph([]float64{1, 3, 2, 2}, op{[]int{0}, 4}, op{[]int{0, 1}, 2}, op{[]int{0, 1, 2}, 1}, op{[]int{0, 1, 2, 3}, 3})
 	p := w.properties(w.time)
-	p.impending()
+	p.impendAll()
 	if want := []float64{4, 4, 6, 8}; !slices.Equal(p.plus, want) {
 		t.Errorf("M+ = %v, want %v", p.plus, want)
 	}
@@ -95,7 +95,7 @@ func TestTicTacExample(t *testing.T) {
 		t.Errorf("TAC's order is %v", order)
 	}
 	p = w.properties([]float64{1, 1, 1, 1})
-	p.impending()
+	p.impendAll()
 	if want := []float64{2, 2, 3, 4}; !slices.Equal(p.plus, want) {
 		t.Errorf("TIC's M+ = %v, want %v", p.plus, want)
 	}
