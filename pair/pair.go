@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"sync"
@@ -32,8 +33,8 @@ const (
 
 // Options of a run.
 type Options struct {
-	Policy   policy.Policy // of each job's own plan
-	Settings policy.Options
+	Policy   policy.Policy  // of each job's own plan
+	Settings policy.Options // its Limits.MaxMemory holds for both jobs of a pair
 	// Progress, if set, is told how many of the pairs are done. Calls do not overlap.
 	Progress func(done, total int)
 }
@@ -43,6 +44,7 @@ type Alone struct {
 	Member
 	Time    float64 // of an iteration, microseconds
 	Exposed float64 // of it, waiting for transfers: Y
+	Memory  plan.Memory
 }
 
 // Compute is the rest of an iteration: X.
@@ -88,7 +90,10 @@ type Pair struct {
 	// Best is the order with the largest speedup of those simulated: at most
 	// eight turns to one. Orders are tried in the order of what the formula
 	// promises, until it promises no more than the best has.
-	Best Round
+	Best   Round
+	Memory plan.Memory // of both: both are resident
+	// TooLarge is why the two cannot run together: their memory.
+	TooLarge error
 	// Chosen: run these two together.
 	Chosen bool
 }
@@ -114,25 +119,32 @@ func Period(a, b *Alone, o Order) float64 {
 
 // Run builds the plan of each job, simulates it alone, every two jobs together,
 // and chooses the pairs for which the sum of all periods, for an iteration of
-// each job, is least. A pair that does not beat taking turns is left apart.
+// each job, is least. A pair that does not beat taking turns, or does not fit into
+// memory, is left apart; a job that does not fit by itself is an error.
 func Run(ctx context.Context, jobs []*job.Job, c *cluster.Cluster, o Options) (*Result, error) {
 	if n := len(jobs); n < 2 || n > MaxJobs {
 		return nil, fmt.Errorf("%d jobs; pairs are chosen among 2 to %d", n, MaxJobs)
 	}
 	r := &Result{Alone: make([]Alone, len(jobs))}
+	most := o.Settings.Limits.MaxMemory
 	for i, j := range jobs {
 		p, err := o.Policy.Build(ctx, j, c, o.Settings)
 		if err != nil {
+			return nil, fmt.Errorf("job %q: %w", j.Name, err)
+		}
+		memory := plan.MemoryOf(p, j)
+		if err := within(memory, most); err != nil {
 			return nil, fmt.Errorf("job %q: %w", j.Name, err)
 		}
 		alone, err := prove(ctx, j, c, p)
 		if err != nil {
 			return nil, fmt.Errorf("job %q: %w", j.Name, err)
 		}
-		r.Alone[i] = Alone{Member{j, p}, alone.Time, alone.Mean.Exposed}
+		r.Alone[i] = Alone{Member{j, p}, alone.Time, alone.Mean.Exposed, memory}
 		r.InTurn += alone.Time
 		for k := range i {
-			r.Pairs = append(r.Pairs, Pair{First: k, Second: i})
+			both := r.Alone[k].Memory.Plus(memory)
+			r.Pairs = append(r.Pairs, Pair{First: k, Second: i, Memory: both, TooLarge: within(both, most)})
 		}
 	}
 	slices.SortFunc(r.Pairs, func(a, b Pair) int {
@@ -143,6 +155,14 @@ func Run(ctx context.Context, jobs []*job.Job, c *cluster.Cluster, o Options) (*
 	}
 	r.choose()
 	return r, nil
+}
+
+// within is an error if the memory is more than a limit; 0: there is none.
+func within(m plan.Memory, most int64) error {
+	if most == 0 {
+		return nil
+	}
+	return m.Within(most)
 }
 
 // evaluate simulates all pairs, as many at once as there are processors.
@@ -243,6 +263,9 @@ func (r *Result) choose() {
 	}
 	for _, p := range r.Pairs {
 		joint[p.First][p.Second] = p.Even.Period
+		if p.TooLarge != nil {
+			joint[p.First][p.Second] = math.Inf(1)
+		}
 	}
 	partner, total := match(single, joint)
 	for i := range r.Pairs {

@@ -118,6 +118,28 @@ func TestLeftApart(t *testing.T) {
 	}
 }
 
+// Both jobs of a pair are resident: each running example has weights and a
+// gradient buffer of 13 bytes, 26 in all, and a pair 52. Two fit into 52 bytes
+// and not into 51, and none into 25.
+func TestMemory(t *testing.T) {
+	for _, x := range []struct {
+		most   int64
+		chosen bool
+	}{{52, true}, {51, false}} {
+		r, err := Run(t.Context(), []*job.Job{rx(), rx()}, onLink(2, 1), Options{Policy: fusion.WFBP, Settings: policy.Options{Limits: plan.Limits{MinUpdateRate: 1, MaxMemory: x.most}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p := r.Pairs[0]; p.Memory.Total() != 52 || p.Chosen != x.chosen || (p.TooLarge == nil) != x.chosen {
+			t.Errorf("%d bytes: %d needed, chosen %v (%v), want 52, %v", x.most, p.Memory.Total(), p.Chosen, p.TooLarge, x.chosen)
+		}
+	}
+	_, err := Run(t.Context(), []*job.Job{rx(), rx()}, onLink(2, 1), Options{Policy: fusion.WFBP, Settings: policy.Options{Limits: plan.Limits{MinUpdateRate: 1, MaxMemory: 25}}})
+	if _, ok := errors.AsType[*plan.MemoryError](err); !ok {
+		t.Errorf("25 bytes: %v", err)
+	}
+}
+
 // Exposed times of 10 and 15 beside computation of 1 and 2 fill a serial link:
 // 25, more than 1 + 2, 1 + 10 and 2 + 15. Three turns of the first expose 30.
 func TestFormulaOnSharedLink(t *testing.T) {

@@ -51,7 +51,7 @@ func alone(t *rapid.T, m Member, c *cluster.Cluster) *Alone {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &Alone{m, r.Time, r.Mean.Exposed}
+	return &Alone{Member: m, Time: r.Time, Exposed: r.Mean.Exposed}
 }
 
 func simulated(t *rapid.T, x *Joined) float64 {

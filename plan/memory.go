@@ -63,6 +63,15 @@ func (m Memory) Total() int64 {
 	return plus(plus(m.Weights, m.Optimizer), plus(m.Activations, m.Gradients))
 }
 
+// Plus is the memory of two plans that are resident together.
+func (m Memory) Plus(n Memory) Memory {
+	return Memory{
+		Weights: plus(m.Weights, n.Weights), Optimizer: plus(m.Optimizer, n.Optimizer),
+		Activations: plus(m.Activations, n.Activations), Gradients: plus(m.Gradients, n.Gradients),
+		Partial: m.Partial || n.Partial, Least: m.Least || n.Least,
+	}
+}
+
 // Within is nil if the memory is at most limit, else a [*MemoryError].
 func (m Memory) Within(limit int64) error {
 	if m.Total() <= limit {

@@ -10,6 +10,7 @@ import (
 	"weft/internal/view"
 	"weft/job"
 	"weft/pair"
+	"weft/plan"
 	"weft/policy"
 	"weft/policy/all"
 )
@@ -30,6 +31,8 @@ memory of both is resident.`,
 	var policies cli.PolicyFlags
 	inputs.Register(cmd.Flags())
 	policies.Register(cmd.Flags())
+	var limits cli.LimitFlags
+	limits.RegisterMemory(cmd.Flags())
 	name := cmd.Flags().String("policy", "ddp", "`name` of the policy that plans each job")
 	cmd.RegisterFlagCompletionFunc("policy", cobra.FixedCompletions(policyNames(), cobra.ShellCompDirectiveNoFileComp))
 	asJSON := jsonFlag(cmd)
@@ -52,13 +55,15 @@ memory of both is resident.`,
 			}
 			jobs, on = append(jobs, j), its
 		}
+		policies.Options.Limits = plan.DefaultLimits
+		policies.Options.Limits.MaxMemory = limits.Limits(cmd.Flags(), inputs.DeviceMemory()).MaxMemory
 		var result *pair.Result
 		err := c.Track("simulating", func(progress func(done, total int)) (err error) {
 			result, err = pair.Run(ctx, jobs, on, pair.Options{Policy: chosen, Settings: policies.Options, Progress: progress})
 			return err
 		})
 		if err != nil {
-			return err
+			return inputs.Limited(err)
 		}
 		return c.Print(view.Pairs(result, on, *name), *asJSON)
 	}

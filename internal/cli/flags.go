@@ -412,6 +412,11 @@ func (f *LimitFlags) Register(fs *pflag.FlagSet) {
 	fs.IntVar(&f.limits.MaxDelay, "max-delay", 0, "largest delay D allowed, `iterations`; alone it also sets --max-staleness to D+2 and --min-update-rate to 1/3")
 	fs.IntVar(&f.limits.MaxStaleness, "max-staleness", 0, "largest staleness allowed, `iterations`")
 	fs.Float64Var(&f.limits.MinUpdateRate, "min-update-rate", 1, "smallest update `rate` allowed, updates an iteration")
+	f.RegisterMemory(fs)
+}
+
+// RegisterMemory adds only the flag about memory.
+func (f *LimitFlags) RegisterMemory(fs *pflag.FlagSet) {
 	fs.Var(quantity[int64]{&f.limits.MaxMemory, cluster.ParseSize}, "max-memory", "largest `size` of a worker's memory allowed, all that training needs (default: that of the --device; otherwise no limit)")
 }
 

@@ -13,23 +13,30 @@ import (
 // Pairs says what jobs gain in pairs, and which to pair. policy planned each.
 func Pairs(r *pair.Result, c *cluster.Cluster, policy string) *cli.Report {
 	var notes []string
+	of := map[string][]string{} // by note of a job: which jobs have it
 	jobs := cli.Table{Title: "Each job alone", Key: "jobs", Columns: []cli.Column{
 		{Head: "job", Key: "job"}, {Head: "name", Key: "name"},
-		{Head: "time\nms", Key: "time_us"}, {Head: "compute\nms", Key: "computation_us"}, {Head: "exposed\nms", Key: "exposed_us"},
+		{Head: "time\nms", Key: "time_us"}, {Head: "compute\nms", Key: "computation_us"}, {Head: "exposed\nms", Key: "exposed_us"}, {Head: "memory\nMB", Key: "memory_bytes"},
 	}}
 	for i := range r.Alone {
 		a := &r.Alone[i]
 		jobs.Rows = append(jobs.Rows, cli.Row{Cells: []any{
-			i + 1, a.Job.Name, cli.Time(a.Time), cli.Time(a.Compute()), cli.Time(a.Exposed),
+			i + 1, a.Job.Name, cli.Time(a.Time), cli.Time(a.Compute()), cli.Time(a.Exposed), cli.Bytes(a.Memory.Total()),
 		}})
 		for _, n := range a.Job.Notes {
-			notes = append(notes, fmt.Sprintf("job %d: %s", i+1, n))
+			if of[n] == nil {
+				notes = append(notes, n)
+			}
+			of[n] = append(of[n], fmt.Sprint(i+1))
 		}
+	}
+	for i, n := range notes {
+		notes[i] = fmt.Sprintf("job %s: %s", strings.Join(of[n], ", "), n)
 	}
 	pairs := cli.Table{Title: "In pairs", Key: "pairs", Columns: []cli.Column{
 		{Head: "jobs", Key: "pair"}, {Head: "turns", Key: "turns"},
 		{Head: "round\nms", Key: "time_us"}, {Head: "in turn\nms", Key: "in_turn_us"}, {Head: "formula\nms", Key: "formula_us"},
-		{Head: "saved\n%", Key: "saved"}, {Head: "speed of\nfirst", Key: "first_speed"}, {Head: "second", Key: "second_speed"},
+		{Head: "saved\n%", Key: "saved"}, {Head: "speed of\nfirst", Key: "first_speed"}, {Head: "second", Key: "second_speed"}, {Head: "memory\nMB", Key: "memory_bytes"},
 	}}
 	groups := make(together, len(r.Alone)) // by the first job of each
 	for i := range groups {
@@ -37,6 +44,9 @@ func Pairs(r *pair.Result, c *cluster.Cluster, policy string) *cli.Report {
 	}
 	for _, p := range r.Pairs {
 		name := fmt.Sprintf("%d+%d", p.First+1, p.Second+1)
+		if p.TooLarge != nil {
+			notes = append(notes, fmt.Sprintf("%s: %v", name, p.TooLarge))
+		}
 		style := cli.Plain
 		if p.Chosen {
 			style = cli.Best
@@ -48,7 +58,7 @@ func Pairs(r *pair.Result, c *cluster.Cluster, policy string) *cli.Report {
 			}
 			pairs.Rows = append(pairs.Rows, cli.Row{Style: style, Cells: []any{
 				name, x.Order.String(), cli.Time(x.Period), cli.Time(x.InTurn), cli.Time(x.Formula),
-				cli.Percent(1 - 1/x.Speedup()), cli.Ratio(x.Speed[0]), cli.Ratio(x.Speed[1]),
+				cli.Percent(1 - 1/x.Speedup()), cli.Ratio(x.Speed[0]), cli.Ratio(x.Speed[1]), cli.Bytes(p.Memory.Total()),
 			}})
 			style = cli.Plain
 		}
