@@ -17,7 +17,7 @@ import (
 
 func newPair(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "pair TRACE|JOB TRACE|JOB...",
+		Use:   "pair TRACE|JOB|MODEL...",
 		Short: "Let jobs share devices: one computes while another communicates",
 		Long: `Tells what two jobs gain when they share their devices in turns, one computing
 while the other's gradients travel, against taking turns by whole iterations. Of
@@ -25,7 +25,7 @@ several jobs it chooses which to pair. Each job keeps its own plan, and the
 memory of both is resident.`,
 		Example: `  weft pair a.json b.json --workers 16 --link 10Gbit,25us
   weft pair a.json b.json c.json --cluster cluster.yaml --policy mg-wfbp`,
-		Args: want(2, pair.MaxJobs, "2 to 16 of TRACE or JOB"),
+		Args: want(2, pair.MaxJobs, "2 to 16 of TRACE, JOB or MODEL"),
 	}
 	var inputs cli.Flags
 	var policies cli.PolicyFlags
