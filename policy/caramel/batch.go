@@ -169,10 +169,12 @@ func (p *packer) least(due []float64) (ends []int, late float64) {
 	}
 	ends = p.try(due, math.Inf(1))
 	late = p.lateness(due, ends)
-	for low := 0.0; late-low > rounding; {
+	const halvings = 100 // enough for any time, and an end where floating point is coarser than a nanosecond
+	low := 0.0
+	for n := 0; n < halvings && late-low > rounding; n++ {
 		mid := low + (late-low)/2
 		if c := p.try(due, mid); c != nil {
-			ends, late = c, p.lateness(due, c)
+			ends, late = c, min(mid, p.lateness(due, c)) // halves at least, whatever is lost by rounding
 		} else {
 			low = mid
 		}
