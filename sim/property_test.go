@@ -132,7 +132,7 @@ func holds(t *rapid.T, j *job.Job, c *cluster.Cluster, p *plan.Plan, l plan.Limi
 	}
 	// The bound holds from one occurrence of an op to the next, so a run of n
 	// iterations holds it n - 1 times; a period, what belongs to it.
-	n := 20 * p.Period
+	n := max(20, 5*p.Period)
 	r, err := sim.Run(context.Background(), j, c, p, sim.Options{Iterations: n})
 	if err != nil {
 		t.Fatal(err)
