@@ -8,16 +8,14 @@ import (
 	"weft/policy/all"
 )
 
-// TestPictures draws every picture that is committed anew: none is older than what
-// it shows.
+// TestPictures draws every policy's picture anew: each is committed, and none is older
+// than what it shows.
 func TestPictures(t *testing.T) {
 	for _, p := range all.Policies() {
 		want, err := os.ReadFile("../../docs/policies/" + p.Name + ".svg")
-		if os.IsNotExist(err) {
-			continue // docs/policies tells of a page without its picture
-		}
 		if err != nil {
-			t.Fatal(err)
+			t.Errorf("%v; make pictures", err)
+			continue
 		}
 		got, err := draw(p)
 		if err != nil {
