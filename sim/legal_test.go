@@ -176,7 +176,7 @@ func TestLegalPlansRun(t *testing.T) {
 		if d.int(0, 1) == 0 {
 			c.Links[0].Medium, c.Links[1].Medium = "nic", "nic"
 		}
-		c.Servers = &cluster.Servers{Count: 1, Colocated: true}
+		c.Servers = &cluster.Servers{Count: 1, Colocated: rapid.Bool().Draw(t, "colocated")}
 		c.Overlap = float64(d.int(0, 2)) / 5
 
 		const n = 20

@@ -12,7 +12,7 @@ import (
 // Every policy has a legal plan for one layer, for times and costs of nothing, and
 // for many layers, if dynacomm does not refuse these.
 func TestDegenerate(t *testing.T) {
-	many := 2000
+	many := maxLayers + 1
 	for _, x := range []struct {
 		name     string
 		fwd, bwd []float64

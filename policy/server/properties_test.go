@@ -243,7 +243,7 @@ func population(r *rand.Rand, receives, ops int) *worker {
 	return w
 }
 
-var instances = flag.Int("instances", 200, "of each size in TestTacMissRate")
+var instances = flag.Int("instances", 60, "of each size in TestTacMissRate")
 
 // TestTacMissRate prints how often, and by how much, TAC misses the best order. The
 // figures of docs/policies/tictac-tac.md are those of
