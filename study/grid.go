@@ -46,6 +46,23 @@ func grid(device string, models []string, settings []setting) []Case {
 	return out
 }
 
+// coverages is every model at every coverage rate, to which the cluster's first
+// link is throttled.
+func coverages(device string, models []string, c cluster.Cluster, rates ...float64) []Case {
+	var settings []setting
+	for _, r := range rates {
+		settings = append(settings, setting{fmt.Sprint(r), r, c})
+	}
+	out := grid(device, models, settings)
+	for i := range out {
+		out[i].Coverage = out[i].X
+	}
+	return out
+}
+
+// without leaves parts of caramel out.
+func without(parts ...string) []policy.Options { return []policy.Options{{Without: parts}} }
+
 // workers is a cluster of hosts with a worker each.
 func workers(n int, links ...cluster.Link) cluster.Cluster {
 	return cluster.Cluster{Nodes: n, PerNode: 1, Links: links, Scale: 1}
