@@ -46,7 +46,8 @@ type Outcome struct {
 	// and Least and Most are the extremes; of one, all are the same.
 	Time, Least, Most float64
 	Mean              timeline.Breakdown // of Time, over the workers; of several runs the last's
-	Bound             bound.Bound        // of all plans of the class
+	Class             bound.Class        // of the plan
+	Bound             bound.Bound        // of all plans of the class that are no later
 	Gap               float64            // Time over the bound, less 1; 0: there is no bound
 	Transfers         float64            // of gradients or parameters, an iteration
 	Delay, Staleness  int
@@ -299,7 +300,7 @@ func prove(ctx context.Context, j *job.Job, c *cluster.Cluster, p *plan.Plan, l 
 		return Outcome{}, err
 	}
 	o := Outcome{
-		Time: r.Time, Least: r.Time, Most: r.Time, Mean: r.Mean,
+		Time: r.Time, Least: r.Time, Most: r.Time, Mean: r.Mean, Class: bound.ClassOf(p),
 		Delay: p.MaxDelay, Staleness: p.MaxStaleness, Rate: p.UpdateRate, Notes: p.Notes,
 	}
 	if !p.Synchronous() {
@@ -316,7 +317,7 @@ func prove(ctx context.Context, j *job.Job, c *cluster.Cluster, p *plan.Plan, l 
 	}
 	o.Transfers /= float64(p.Period)
 	own := plan.Limits{MaxDelay: p.MaxDelay, MaxStaleness: p.MaxStaleness, MinUpdateRate: p.UpdateRate}
-	if o.Bound, err = bound.Of(bound.ClassOf(p), j, c, own); err != nil {
+	if o.Bound, err = bound.Of(o.Class, j, c, own); err != nil {
 		return Outcome{}, fmt.Errorf("lower bound: %w", err)
 	}
 	if o.Bound.Time > 0 {

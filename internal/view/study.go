@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"weft/bound"
 	"weft/internal/chart"
 	"weft/internal/cli"
 	"weft/study"
@@ -117,8 +118,8 @@ func models(s *study.Study) (out []string) {
 }
 
 // pivot is a table for people, with a row a model and schedule and a column a
-// setting, with the bounds of synchronous and of late plans where there are any;
-// results has the same for programs.
+// setting, with the bounds of those classes of plans that there are; results has
+// the same for programs.
 func pivot(r *study.Result, title string, without []string, value func(row, schedule int) any, bounds bool) cli.Table {
 	s := r.Study
 	t := cli.Table{Title: title, Columns: []cli.Column{{Head: "model"}, {Head: "schedule"}}}
@@ -154,24 +155,22 @@ func pivot(r *study.Result, title string, without []string, value func(row, sche
 				return value(row, k)
 			})
 		}
-		for _, late := range []bool{false, true} {
-			name, found := "bound", false
-			if late {
-				name = "bound, late"
-			}
-			bound := func(row int) any {
+		if !bounds {
+			continue
+		}
+		for class := range bound.ByServers + 1 {
+			found := false
+			add(floors[class].label, cli.Faint, func(row int) any {
 				for k := range r.Rows[row].Outcomes {
-					if o := &r.Rows[row].Outcomes[k]; o.Bound.Time > 0 && (o.Generations != nil) == late {
+					if o := &r.Rows[row].Outcomes[k]; o.Bound.Time > 0 && o.Class == class {
 						found = true
 						return cli.Time(o.Bound.Time)
 					}
 				}
 				return nil
-			}
-			if before := label; bounds {
-				if add(name, cli.Faint, bound); !found {
-					t.Rows, label = t.Rows[:len(t.Rows)-1], before
-				}
+			})
+			if !found {
+				t.Rows = t.Rows[:len(t.Rows)-1]
 			}
 		}
 	}
