@@ -17,7 +17,8 @@ import (
 // The networks that studies assume where the paper's abstract names a bandwidth
 // and no more, or not even that. A step takes as long as in the start-ups that
 // MG-WFBP's code holds for a ring of 16 workers: 9.08e-4 s / 30 on 10 Gbit/s
-// Ethernet, 2.36e-4 s / 30 on InfiniBand.
+// Ethernet, 2.36e-4 s / 30 on InfiniBand. At 40 Gbit/s it is the 25 us of DeFT's
+// illustration (section 13.7 of the algorithms).
 var (
 	ethernet   = cluster.Link{Name: "net", Bandwidth: 10e9, Latency: 30}
 	infiniband = cluster.Link{Name: "net", Bandwidth: 100e9, Latency: 8}
@@ -205,7 +206,7 @@ func pairs(device string, models [][2]string, settings []setting) []Case {
 
 // together runs two jobs that plan by the same policy, and takes from what that
 // comes to the time in which each does the work of one of its iterations.
-func together(p policy.Policy, time func(*pair.Result) float64) runner {
+func together(p policy.Policy, time func(*pair.Result) float64) Runner {
 	return func(ctx context.Context, jobs []*job.Job, c *cluster.Cluster) (Outcome, error) {
 		r, err := pair.Run(ctx, jobs, c, pair.Options{Policy: p})
 		if errors.Is(err, policy.ErrUnsuitable) {

@@ -49,7 +49,7 @@ type Outcome struct {
 	Class             bound.Class        // of the plan
 	Bound             bound.Bound        // of all plans of the class that are no later
 	Gap               float64            // Time over the bound, less 1; 0: there is no bound
-	Transfers         float64            // of gradients or parameters, an iteration
+	Transfers         float64            // of buckets, an iteration
 	Delay, Staleness  int
 	Rate              float64 // updates an iteration
 	Generations       []int   // their lengths in a period; nil if synchronous
@@ -59,8 +59,8 @@ type Outcome struct {
 	Notes []string
 }
 
-// runner runs one or several jobs of a case.
-type runner func(ctx context.Context, jobs []*job.Job, c *cluster.Cluster) (Outcome, error)
+// Runner runs the jobs of a case, of which there is one unless the case has more.
+type Runner func(ctx context.Context, jobs []*job.Job, c *cluster.Cluster) (Outcome, error)
 
 // Finding is what stands beside a claim: the least and the most of all cases.
 type Finding struct {
@@ -75,8 +75,11 @@ type Finding struct {
 // cells are done; calls do not overlap. It is an error when a plan is not legal,
 // not when a policy refuses a job.
 func Run(ctx context.Context, s *Study, progress func(done, total int)) (*Result, error) {
+	if err := s.check(); err != nil {
+		return nil, fmt.Errorf("study %s: %w", s.Name, err)
+	}
 	out := &Result{Study: s, Rows: make([]Row, len(s.Cases))}
-	runners := make([]runner, len(s.Schedules))
+	runners := make([]Runner, len(s.Schedules))
 	for i := range s.Schedules {
 		r, err := s.Schedules[i].runner()
 		if err != nil {
@@ -104,9 +107,12 @@ func Run(ctx context.Context, s *Study, progress func(done, total int)) (*Result
 		if err != nil {
 			return nil, fmt.Errorf("study %s, %v: %w", s.Name, c, err)
 		}
-		if c.Coverage == 0 {
+		switch {
+		case c.Coverage == 0:
 			row.Coverage = covers
-		} else {
+		case !(covers > 0) || math.IsInf(covers, 1):
+			return nil, fmt.Errorf("study %s, %v: no bandwidth makes the coverage rate %g: computation or wire takes no time", s.Name, c, c.Coverage)
+		default:
 			row.Cluster = throttle(row.Cluster, covers/c.Coverage)
 		}
 	}
@@ -200,7 +206,7 @@ func throttle(c *cluster.Cluster, by float64) *cluster.Cluster {
 	return &out
 }
 
-func (s *Schedule) runner() (runner, error) {
+func (s *Schedule) runner() (Runner, error) {
 	if s.Run != nil {
 		return s.Run, nil
 	}
@@ -215,7 +221,7 @@ func (s *Schedule) runner() (runner, error) {
 }
 
 // seeds makes a runner run under each seed.
-func (s *Schedule) seeds(run runner) runner {
+func (s *Schedule) seeds(run Runner) Runner {
 	if s.Seeds == 0 {
 		return run
 	}
@@ -244,7 +250,7 @@ func (s *Schedule) seeds(run runner) runner {
 }
 
 // fastest tries a policy's options in turn.
-func (s *Schedule) fastest(p policy.Policy) runner {
+func (s *Schedule) fastest(p policy.Policy) Runner {
 	tries := s.Tries
 	if len(tries) == 0 {
 		tries = []policy.Options{{}}
@@ -332,9 +338,12 @@ func (s *Study) Index(schedule string) int {
 }
 
 // Gain is how many more iterations a second the subject runs than a schedule, as
-// a fraction; NaN where one of them has no outcome.
+// a fraction; NaN where one of them has no outcome, or there is no subject.
 func (r *Result) Gain(row, schedule int) float64 {
 	o := r.Rows[row].Outcomes
+	if r.Study.Subject == "" {
+		return math.NaN()
+	}
 	return gain(&o[r.Study.Index(r.Study.Subject)], &o[schedule])
 }
 

@@ -88,7 +88,7 @@ func (s Source) load() (*job.Job, error) {
 type Schedule struct {
 	Name   string // as tables name it
 	Policy string
-	Custom *policy.Policy // in place of Policy: one that takes no options for it
+	Custom *policy.Policy // in place of Policy: one that package all does not name
 	// Tries are options of the policy, of which those count that make the case
 	// fastest, the first of equals. None: the defaults.
 	Tries []policy.Options
@@ -96,7 +96,7 @@ type Schedule struct {
 	Spread bool
 	// Seeds, if not 0, runs the case under as many seeds of its cluster.
 	Seeds int
-	Run   runner
+	Run   Runner
 }
 
 // Plot says what a study's chart shows.
@@ -128,6 +128,34 @@ type Claim struct {
 	Over    []string
 	Fastest bool   // only over the fastest of these
 	Where   string // part of the names of the cases that it is about; "": all
+}
+
+// check finds names that stand for nothing.
+func (s *Study) check() error {
+	known := func(what, name string) error {
+		if s.Index(name) < 0 {
+			return fmt.Errorf("%s: there is no schedule %q", what, name)
+		}
+		return nil
+	}
+	if s.Subject != "" {
+		if err := known("subject", s.Subject); err != nil {
+			return err
+		}
+	}
+	for _, c := range s.Claims {
+		for _, name := range append([]string{c.Of}, c.Over...) {
+			if err := known("claim "+c.Text, name); err != nil {
+				return err
+			}
+		}
+	}
+	for i := range s.Cases {
+		if c := &s.Cases[i]; len(c.Jobs) == 0 || len(c.Cluster.Links) == 0 {
+			return fmt.Errorf("%v: no job, or no link", c)
+		}
+	}
+	return nil
 }
 
 // All lists the studies.

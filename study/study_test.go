@@ -182,10 +182,23 @@ func TestErrors(t *testing.T) {
 	if _, err := Run(t.Context(), s, nil); err == nil || !strings.Contains(err.Error(), "resnet50") {
 		t.Errorf("got %v", err)
 	}
-	s = example()
-	s.Schedules[0].Policy = "none"
-	if _, err := Run(t.Context(), s, nil); err == nil {
-		t.Error("no error for an unknown policy")
+	for what, spoil := range map[string]func(s *Study){
+		"unknown policy":     func(s *Study) { s.Schedules[0].Policy = "none" },
+		"unknown subject":    func(s *Study) { s.Subject = "none" },
+		"claim of nothing":   func(s *Study) { s.Claims[0].Of = "none" },
+		"claim over nothing": func(s *Study) { s.Claims[0].Over = []string{"wfbp", "none"} },
+		"no job":             func(s *Study) { s.Cases[0].Jobs = nil },
+		"no link":            func(s *Study) { s.Cases[0].Cluster.Links = nil },
+		"coverage of nothing": func(s *Study) {
+			s.Cases[1].Jobs = []Source{{Job: job.Chain("still", []float64{0}, []float64{0}, []int64{4})}}
+		},
+		"coverage by no worker": func(s *Study) { s.Cases[1].Cluster.Nodes = 1 },
+	} {
+		s := example()
+		spoil(s)
+		if _, err := Run(t.Context(), s, nil); err == nil {
+			t.Errorf("%s: no error", what)
+		}
 	}
 }
 
@@ -271,18 +284,16 @@ func TestStudies(t *testing.T) {
 			if len(s.Claims) == 0 || len(s.Assumptions) == 0 || len(s.Differences) == 0 {
 				t.Errorf("%d claims, %d assumptions, %d differences", len(s.Claims), len(s.Assumptions), len(s.Differences))
 			}
-			if s.Subject != "" && s.Index(s.Subject) < 0 {
-				t.Errorf("no schedule is its subject %s", s.Subject)
+			if err := s.check(); err != nil {
+				t.Error(err)
 			}
 			for _, c := range s.Claims {
-				for _, n := range append([]string{c.Of}, c.Over...) {
-					if s.Index(n) < 0 {
-						t.Errorf("claim %q: no schedule %s", c.Text, n)
-					}
-				}
 				if !slices.ContainsFunc(s.Cases, func(x Case) bool { return strings.Contains(x.String(), c.Where) }) {
 					t.Errorf("claim %q: no case %s", c.Text, c.Where)
 				}
+			}
+			if s.Subject == "" && (s.Plot.Kind == GainBars || s.Plot.Kind == GainLines) {
+				t.Error("gains of nothing are plotted")
 			}
 			for k := range s.Schedules {
 				if _, err := s.Schedules[k].runner(); err != nil || s.Index(s.Schedules[k].Name) != k {
@@ -292,11 +303,11 @@ func TestStudies(t *testing.T) {
 			cases := map[[2]string]bool{}
 			for k := range s.Cases {
 				c := &s.Cases[k]
-				if at := [2]string{c.Model, c.Setting}; cases[at] || len(c.Jobs) == 0 {
-					t.Errorf("case %v: twice, or without a job", at)
-				} else {
-					cases[at] = true
+				at := [2]string{c.Model, c.Setting}
+				if cases[at] || cases[[2]string{c.Model}] && s.Cases[k-1].Model != c.Model {
+					t.Errorf("case %v: twice, or apart from the others of its model", at)
 				}
+				cases[at], cases[[2]string{c.Model}] = true, true
 				if err := c.Cluster.Validate(); err != nil {
 					t.Errorf("%s, %s: %v", c.Model, c.Setting, err)
 				}
