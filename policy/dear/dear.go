@@ -45,13 +45,13 @@ var DeAR = policy.Policy{
 	},
 }
 
-// sizes is the grid of group sizes, in bytes: the published range, and smaller
-// ones for smaller models; or the one that is asked for.
+// sizes is the grid of group sizes, in bytes: each module alone, the published
+// range, and smaller ones for smaller models; or the one that is asked for.
 func sizes(size int64) []int64 {
 	if size > 0 {
 		return []int64{size}
 	}
-	var out []int64
+	out := []int64{1}
 	for s := int64(1 << 18); s <= 256<<20; s *= 2 {
 		out = append(out, s)
 	}
