@@ -52,7 +52,12 @@ writes it to a file or, without -o, to the standard output.`,
 			return err
 		}
 		policies.Options.Limits = limits.Limits(cmd.Flags(), inputs.DeviceMemory())
-		p, err := chosen.Build(ctx, j, on, policies.Options)
+		var p *plan.Plan
+		err = c.Track("planning", func(progress func(done, total int)) error {
+			policies.Options.Progress = progress
+			p, err = chosen.Build(ctx, j, on, policies.Options)
+			return err
+		})
 		if err != nil {
 			return err
 		}
