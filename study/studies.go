@@ -43,7 +43,7 @@ var studies = []Study{
 			"no synchronous plan is faster than the row bound; what deft gains over that is bought with delay and, where the coverage rate is above 1, with fewer updates: much for vgg19, nothing for resnet101, which hides everything as it is; the paper says that no accuracy is lost, which no simulator can",
 			"the statistics of training are assumed, and with these the preserver takes most of the gain back where updates were left out; those of a real run may be kinder",
 		},
-		Setting: "hosts, links",
+		Setting: "hosts and links",
 		Cases: grid("a100", []string{"vgg19", "resnet101", "gpt2-small"}, []setting{
 			{"16 hosts, 1 link", 1, workers(16, ethernet40)},
 			{"16 hosts, 2 links", 2, workers(16, ethernet40, ethernet20)},
@@ -87,7 +87,7 @@ var studies = []Study{
 			{Name: "+ crossing", Policy: "caramel", Tries: without("depth", "slices")},
 		}, policies(caramelOver...)...),
 		Subject: "caramel",
-		Plot:    Plot{Kind: GainLines, Models: []string{"inception-v3"}, Log: true},
+		Plot:    Plot{Kind: GainLines, Models: []string{"inception-v3"}, Schedules: []string{"baseline", "+ batching", "+ crossing", "ddp", "dear"}, Log: true},
 	},
 	{
 		Name:  "dear",
@@ -152,8 +152,8 @@ var studies = []Study{
 			"the largest gain depends on the slowest framework: the paper's are those of 2019, among them parameter servers that send whole gradients; here all reduce among workers, and the slowest, wfbp, has the start-up of a ring of 64",
 			"with one partition at a time no tensor can be fused with another, and every start-up is paid: ddp's buckets are then faster wherever start-ups are long",
 		},
-		Setting:   "workers, network",
-		Cases:     grid("v100", []string{"vgg16", "resnet50", "bert-base"}, slices.Concat(named("8", networks(8)), named("64", networks(64)))),
+		Setting:   "workers and network",
+		Cases:     grid("v100", []string{"vgg16", "resnet50", "bert-base"}, slices.Concat(named("8 workers", networks(8)), named("64 workers", networks(64)))),
 		Schedules: append(policies("bytescheduler", "bytescheduler-bo", "wfbp", "ddp", "horovod"), serialByteScheduler),
 		Subject:   "bytescheduler",
 	},
@@ -173,7 +173,7 @@ var studies = []Study{
 			"one transfer at a time; equal workers; no slowdown of computation beside communication"},
 		Differences: []string{
 			"the abstract has no figure to differ from; the order is the paper's: merging is ahead of both, and the further ahead of wfbp the longer a start-up is",
-			"at 64 workers the greedy rule merges all of a job's gradients into one transfer, and so gains nothing over that; the best merging, by dynamic programming over the same costs, does not",
+			"at 64 workers the greedy rule merges all gradients of resnet50 and nearly all of bert-base into one transfer, and so gains nothing over that; the best merging, by dynamic programming over the same costs, does not",
 		},
 		Setting: "workers",
 		Cases: grid("v100", []string{"resnet50", "vgg16", "inception-v3", "bert-base"}, []setting{
@@ -235,7 +235,7 @@ var studies = []Study{
 			"workers that each draw an order of their own wait for the unluckiest of them; here they draw one together, and the spread between draws stands for it: a fixed order has none, which is all that any fixed order needs to have",
 			"on one lane TIC and TAC both pull in the order of first use: they differ where branches run side by side",
 		},
-		Setting:   "device, workers/servers",
+		Setting:   "device and workers/servers",
 		Cases:     tictacCases([]string{"vgg16", "inception-v3", "resnet50"}, [2]int{4, 4}, [2]int{8, 4}, [2]int{16, 4}),
 		Schedules: append(policies("tictac-tac", "tictac-tic"), Schedule{Name: "arbitrary", Policy: "ps", Seeds: 20}),
 		Subject:   "tictac-tac",
@@ -259,7 +259,7 @@ var studies = []Study{
 			"the abstract has no figure; dynacomm is ahead of both in every case, as it must be: both are among the segments that it chooses from",
 			"the claim is about segments that follow each other, pulls behind all pushes; p3-ps is none of them: its pulls follow their own pushes, and pass later ones on ports that are full duplex, which halves the time where the network is all there is",
 		},
-		Setting: "bandwidth, latency",
+		Setting: "bandwidth and latency",
 		Cases: grid("k80", []string{"resnet50", "inception-v3", "alexnet"}, []setting{
 			{"1 Gbit, 1 ms", 1, edge(1e9, 1000)},
 			{"1 Gbit, 10 ms", 2, edge(1e9, 10000)},
@@ -273,6 +273,7 @@ var studies = []Study{
 			{Name: "p3-ps", Policy: "p3-ps"},
 		},
 		Subject: "dynacomm",
+		Plot:    Plot{Schedules: []string{"sequential", "layer by layer"}},
 	},
 	{
 		Name:  "crossover",
@@ -300,6 +301,7 @@ var studies = []Study{
 			{Name: "in turn", Run: together(fusion.DDP, func(r *pair.Result) float64 { return r.InTurn })},
 		},
 		Subject: "crossover",
+		Plot:    Plot{Schedules: []string{"in turn"}},
 	},
 	{
 		Name:  "overlap",

@@ -48,7 +48,7 @@ func Study(r *study.Result) *cli.Report {
 		tables = append(tables, t)
 	}
 	if fixed := steady(r); len(fixed) < len(s.Schedules) {
-		tables = append(tables, pivot(r, "Spread of iteration times: most less least, % of their mean", fixed, func(row, k int) any {
+		tables = append(tables, pivot(r, "Spread of iteration times, most less least, % of their mean", fixed, func(row, k int) any {
 			return cli.Percent(r.Rows[row].Outcomes[k].Spread())
 		}, false))
 	}
@@ -122,7 +122,7 @@ func models(s *study.Study) (out []string) {
 // the same for programs.
 func pivot(r *study.Result, title string, without []string, value func(row, schedule int) any, bounds bool) cli.Table {
 	s := r.Study
-	t := cli.Table{Title: title, Columns: []cli.Column{{Head: "model"}, {Head: "schedule"}}}
+	t := cli.Table{Title: title + ", by " + s.Setting, Columns: []cli.Column{{Head: "model"}, {Head: "schedule"}}}
 	columns := settings(s)
 	for _, c := range columns {
 		t.Columns = append(t.Columns, cli.Column{Head: strings.ReplaceAll(c, ", ", "\n")})
@@ -180,7 +180,7 @@ func pivot(r *study.Result, title string, without []string, value func(row, sche
 // coverages says how much there is to hide.
 func coverages(r *study.Result) cli.Table {
 	columns := settings(r.Study)
-	t := cli.Table{Title: "Coverage rate: wire time of all gradients over computation", Columns: []cli.Column{{Head: "model"}}}
+	t := cli.Table{Title: "Coverage rate, wire time of all gradients over computation, by " + r.Study.Setting, Columns: []cli.Column{{Head: "model"}}}
 	for _, c := range columns {
 		t.Columns = append(t.Columns, cli.Column{Head: strings.ReplaceAll(c, ", ", "\n")})
 	}
