@@ -161,14 +161,21 @@ func (s *Study) check() error {
 // All lists the studies.
 func All() []Study { return studies }
 
+// Names lists the names of the studies.
+func Names() []string {
+	out := make([]string, len(studies))
+	for i := range studies {
+		out[i] = studies[i].Name
+	}
+	return out
+}
+
 // Lookup finds a study by name. The error names a near one.
 func Lookup(name string) (*Study, error) {
-	var names []string
 	for i := range studies {
 		if studies[i].Name == name {
 			return &studies[i], nil
 		}
-		names = append(names, studies[i].Name)
 	}
-	return nil, fmt.Errorf("no study %q%s", fault.Short(name), near.Hint(name, names))
+	return nil, fmt.Errorf("no study %q%s", fault.Short(name), near.Hint(name, Names()))
 }

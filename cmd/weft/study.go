@@ -23,6 +23,12 @@ assumed, and why it is not the same. Without a name it lists the studies.`,
   weft study dear
   weft study dear --out results`,
 		Args: want(0, 1, "at most one NAME"),
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			if len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return study.Names(), cobra.ShellCompDirectiveNoFileComp
+		},
 	}
 	table := cmd.Flags().String("csv", "", "also write every outcome to this `file`, as CSV")
 	picture := cmd.Flags().String("svg", "", "also write a chart to this `file`")

@@ -180,7 +180,7 @@ func pivot(r *study.Result, title string, without []string, value func(row, sche
 // coverages says how much there is to hide.
 func coverages(r *study.Result) cli.Table {
 	columns := settings(r.Study)
-	t := cli.Table{Title: "Coverage rate, wire time of all gradients over computation, by " + r.Study.Setting, Columns: []cli.Column{{Head: "model"}}}
+	t := cli.Table{Title: "Coverage rate (wire time over computation), by " + r.Study.Setting, Columns: []cli.Column{{Head: "model"}}}
 	for _, c := range columns {
 		t.Columns = append(t.Columns, cli.Column{Head: strings.ReplaceAll(c, ", ", "\n")})
 	}
