@@ -48,7 +48,7 @@ func Study(r *study.Result) *cli.Report {
 		tables = append(tables, t)
 	}
 	if fixed := steady(r); len(fixed) < len(s.Schedules) {
-		tables = append(tables, pivot(r, "Spread of iteration times, most less least, % of their mean", fixed, func(row, k int) any {
+		tables = append(tables, pivot(r, "Spread of iteration times, % of their mean", fixed, func(row, k int) any {
 			return cli.Percent(r.Rows[row].Outcomes[k].Spread())
 		}, false))
 	}
