@@ -8,13 +8,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
-	"sync"
 
 	"weft/bound"
 	"weft/cluster"
 	"weft/internal/fault"
+	"weft/internal/parallel"
 	"weft/job"
 	"weft/plan"
 	"weft/policy"
@@ -231,29 +230,12 @@ func uses(p *plan.Plan, link string) bool {
 // evaluate runs the policies, as many at once as there are processors. It
 // returns a row for each, or the error of the first that failed.
 func evaluate(ctx context.Context, j *job.Job, c *cluster.Cluster, o Options) ([]Row, error) {
-	n := len(o.Policies)
-	rows, failures := make([]Row, n), make([]error, n)
-	turns := make(chan struct{}, runtime.GOMAXPROCS(0))
-	var (
-		all  sync.WaitGroup
-		mu   sync.Mutex
-		done int
-	)
-	for i, p := range o.Policies {
-		all.Go(func() {
-			turns <- struct{}{}
-			defer func() { <-turns }()
-			rows[i], failures[i] = try(ctx, j, on(c, p.Class == policy.Servers), p, o.Policy)
-			if o.Progress != nil {
-				mu.Lock()
-				defer mu.Unlock()
-				done++
-				o.Progress(done, n)
-			}
-		})
-	}
-	all.Wait()
-	return rows, cmp.Or(failures...)
+	rows := make([]Row, len(o.Policies))
+	return rows, parallel.Do(ctx, len(rows), o.Progress, func(i int) (err error) {
+		p := o.Policies[i]
+		rows[i], err = try(ctx, j, on(c, p.Class == policy.Servers), p, o.Policy)
+		return err
+	})
 }
 
 // try builds one policy's plan, checks it, and runs it.

@@ -11,11 +11,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"runtime"
 	"slices"
-	"sync"
 
 	"weft/cluster"
+	"weft/internal/parallel"
 	"weft/job"
 	"weft/plan"
 	"weft/policy"
@@ -150,7 +149,11 @@ func Run(ctx context.Context, jobs []*job.Job, c *cluster.Cluster, o Options) (*
 	slices.SortFunc(r.Pairs, func(a, b Pair) int {
 		return cmp.Or(cmp.Compare(a.First, b.First), cmp.Compare(a.Second, b.Second))
 	})
-	if err := r.evaluate(ctx, c, o.Progress); err != nil {
+	err := parallel.Do(ctx, len(r.Pairs), o.Progress, func(i int) error {
+		p := &r.Pairs[i]
+		return p.evaluate(ctx, c, &r.Alone[p.First], &r.Alone[p.Second])
+	})
+	if err != nil {
 		return nil, err
 	}
 	r.choose()
@@ -163,33 +166,6 @@ func within(m plan.Memory, most int64) error {
 		return nil
 	}
 	return m.Within(most)
-}
-
-// evaluate simulates all pairs, as many at once as there are processors.
-func (r *Result) evaluate(ctx context.Context, c *cluster.Cluster, progress func(done, total int)) error {
-	failures := make([]error, len(r.Pairs))
-	turns := make(chan struct{}, runtime.GOMAXPROCS(0))
-	var (
-		all  sync.WaitGroup
-		mu   sync.Mutex
-		done int
-	)
-	for i := range r.Pairs {
-		all.Go(func() {
-			turns <- struct{}{}
-			defer func() { <-turns }()
-			p := &r.Pairs[i]
-			failures[i] = p.evaluate(ctx, c, &r.Alone[p.First], &r.Alone[p.Second])
-			if progress != nil {
-				mu.Lock()
-				defer mu.Unlock()
-				done++
-				progress(done, len(r.Pairs))
-			}
-		})
-	}
-	all.Wait()
-	return cmp.Or(failures...)
 }
 
 func (p *Pair) evaluate(ctx context.Context, c *cluster.Cluster, a, b *Alone) (err error) {

@@ -1,18 +1,16 @@
 package study
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"math"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
-	"sync"
 
 	"weft/bound"
 	"weft/cluster"
+	"weft/internal/parallel"
 	"weft/job"
 	"weft/plan"
 	"weft/policy"
@@ -118,7 +116,7 @@ func Run(ctx context.Context, s *Study, progress func(done, total int)) (*Result
 	}
 
 	n := len(s.Cases) * len(s.Schedules)
-	err := parallel(ctx, n, progress, func(k int) error {
+	err := parallel.Do(ctx, n, progress, func(k int) error {
 		row, i := &out.Rows[k/len(s.Schedules)], k%len(s.Schedules)
 		o, err := runners[i](ctx, jobs[k/len(s.Schedules)], row.Cluster)
 		if err != nil {
@@ -138,39 +136,6 @@ func Run(ctx context.Context, s *Study, progress func(done, total int)) (*Result
 	}
 	out.Notes = out.notes(jobs)
 	return out, nil
-}
-
-// parallel does the work 0..n-1 on all processors and returns the error of the
-// first that failed. It stops early when ctx ends.
-func parallel(ctx context.Context, n int, progress func(done, total int), work func(int) error) error {
-	var (
-		all        sync.WaitGroup
-		mu         sync.Mutex
-		next, done int
-		failures   = make([]error, n)
-	)
-	for range min(n, runtime.GOMAXPROCS(0)) {
-		all.Go(func() {
-			for {
-				mu.Lock()
-				k := next
-				next++
-				mu.Unlock()
-				if k >= n || ctx.Err() != nil {
-					return
-				}
-				failures[k] = work(k)
-				mu.Lock()
-				done++
-				if progress != nil {
-					progress(done, n)
-				}
-				mu.Unlock()
-			}
-		})
-	}
-	all.Wait()
-	return cmp.Or(append([]error{context.Cause(ctx)}, failures...)...)
 }
 
 // coverage is Row.Coverage of jobs on a cluster.

@@ -7,12 +7,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
-	"sync"
 
 	"weft/bound"
 	"weft/cluster"
+	"weft/internal/parallel"
 	"weft/job"
 	"weft/plan"
 	"weft/policy"
@@ -105,9 +104,9 @@ func candidates(o policy.Options, others []policy.Policy) []candidate {
 }
 
 func search(ctx context.Context, j *job.Job, c *cluster.Cluster, o policy.Options, others []policy.Policy) (*plan.Plan, error) {
-	outcomes, failures := evaluate(ctx, j, c, candidates(o, others), o.Progress)
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
+	outcomes, failures, err := evaluate(ctx, j, c, candidates(o, others), o.Progress)
+	if err != nil {
+		return nil, err
 	}
 	if len(outcomes) == 0 {
 		return nil, fmt.Errorf("auto: no policy has a plan for this job: %w", errors.Join(failures...))
@@ -127,38 +126,21 @@ func search(ctx context.Context, j *job.Job, c *cluster.Cluster, o policy.Option
 }
 
 // evaluate builds and runs every candidate, as many at once as there are
-// processors. What is not of a candidate's kind fails silently.
-func evaluate(ctx context.Context, j *job.Job, c *cluster.Cluster, all []candidate, progress func(done, total int)) (outcomes []outcome, failures []error) {
+// processors. What is not of a candidate's kind fails silently; err is why ctx
+// ended.
+func evaluate(ctx context.Context, j *job.Job, c *cluster.Cluster, all []candidate, progress func(done, total int)) (outcomes []outcome, failures []error, err error) {
 	found, failed := make([][]outcome, len(all)), make([]error, len(all))
-	turns := make(chan struct{}, runtime.GOMAXPROCS(0))
-	var (
-		group sync.WaitGroup
-		mu    sync.Mutex
-		done  int
-	)
-	for i := range all {
-		group.Go(func() {
-			turns <- struct{}{}
-			defer func() { <-turns }()
-			if ctx.Err() == nil {
-				found[i], failed[i] = all[i].try(ctx, j, c)
-			}
-			if progress != nil {
-				mu.Lock()
-				defer mu.Unlock()
-				done++
-				progress(done, len(all))
-			}
-		})
-	}
-	group.Wait()
+	err = parallel.Do(ctx, len(all), progress, func(i int) error {
+		found[i], failed[i] = all[i].try(ctx, j, c)
+		return nil // the others may do
+	})
 	for i, err := range failed {
 		if err != nil && !errors.Is(err, policy.ErrUnsuitable) {
 			failures = append(failures, err)
 		}
 		outcomes = append(outcomes, found[i]...)
 	}
-	return outcomes, failures
+	return outcomes, failures, err
 }
 
 // try builds the candidate's plan, and the same spread over all links, proves
