@@ -185,18 +185,28 @@ func Start(name string, j *job.Job, c *cluster.Cluster, o Options) (*plan.Plan, 
 // that it can plan for.
 var ErrUnsuitable = errors.New("the policy does not suit the job")
 
-// Crossing starts a plan that crosses the barrier: each tensor is updated when
-// the next iteration first reads it. Its programs are empty. A job whose updates
-// wait for all gradients cannot be planned so (plan rule 8), nor one with
-// parameters that nobody is known to read.
-func Crossing(name string, j *job.Job, c *cluster.Cluster, o Options) (*plan.Plan, error) {
+// CanCross is nil if each of j's parameters can be updated when the next
+// iteration first reads it, and else says why not: updates that wait for all
+// gradients cannot (plan rule 8), nor those of parameters that nobody is known to
+// read.
+func CanCross(j *job.Job) error {
 	if j.Mode == job.Global {
-		return nil, fmt.Errorf("%w: %s crosses the barrier at the optimizer step, and the job's updates wait for all gradients (update mode global)", ErrUnsuitable, name)
+		return errors.New("the job's updates wait for all gradients (update mode global)")
 	}
 	for k := range j.Tensors {
-		if len(j.Tensors[k].Readers) == 0 {
-			return nil, fmt.Errorf("%w: %s updates parameters when they are read, and the job does not say which op reads tensor %s", ErrUnsuitable, name, j.Tensors[k].Name)
+		if t := &j.Tensors[k]; len(t.Readers) == 0 {
+			return fmt.Errorf("the job does not say which op reads tensor %s", t.Name)
 		}
+	}
+	return nil
+}
+
+// Crossing starts a plan that crosses the barrier: each tensor is updated when
+// the next iteration first reads it. Its programs are empty. It refuses a job that
+// cannot be planned so: see [CanCross].
+func Crossing(name string, j *job.Job, c *cluster.Cluster, o Options) (*plan.Plan, error) {
+	if err := CanCross(j); err != nil {
+		return nil, fmt.Errorf("%w: %s crosses the barrier at the optimizer step, and %w", ErrUnsuitable, name, err)
 	}
 	p, err := Start(name, j, c, o)
 	if err != nil {

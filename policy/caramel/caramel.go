@@ -68,27 +68,17 @@ func build(ctx context.Context, j *job.Job, c *cluster.Cluster, o policy.Options
 	}
 	b := &builder{job: j, cluster: c, options: o}
 	b.stripped, b.origin = j.Strip(o.Copies)
-	b.crossing = b.with("crossing") && b.canCross()
+	if b.crossing = b.with("crossing"); b.crossing {
+		if err := policy.CanCross(j); err != nil {
+			b.note("without crossing: %v", err)
+			b.crossing = false
+		}
+	}
 	candidates, err := b.candidates(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return b.choose(ctx, candidates)
-}
-
-// canCross notes why not, if it cannot.
-func (b *builder) canCross() bool {
-	if b.job.Mode == job.Global {
-		b.note("without crossing: the job's updates wait for all gradients (update mode global)")
-		return false
-	}
-	for k := range b.job.Tensors {
-		if t := &b.job.Tensors[k]; len(t.Readers) == 0 {
-			b.note("without crossing: the job does not say which op reads tensor %s", t.Name)
-			return false
-		}
-	}
-	return true
 }
 
 // candidates lists the schedules of every compute order, the recorded one first.
@@ -202,15 +192,10 @@ const rounding = 0.001
 
 // plan writes a candidate down.
 func (b *builder) plan(x candidate) (*plan.Plan, error) {
-	links := make([]string, len(b.cluster.Links))
-	for l := range links {
-		links[l] = b.cluster.Links[l].Name
+	p, err := policy.Start("caramel", b.job, b.cluster, b.options)
+	if err != nil {
+		return nil, err
 	}
-	if len(links) == 0 {
-		return nil, fmt.Errorf("caramel: the cluster has no link")
-	}
-	p := plan.New(b.job, "caramel", links...)
-	p.Copies = b.options.Copies
 	p.Notes = slices.Clone(b.notes)
 	if b.crossing {
 		p.Updates[0].At = plan.AtRead

@@ -111,13 +111,12 @@ func floor(a, b int) int { return int(math.Floor(float64(a) / float64(b))) }
 
 // plan makes the periodic plan, without buffers, notes and collectives. Its
 // period begins with an iteration in which a generation begins.
-func (s *Solution) plan(m *model, buckets []plan.Bucket, copies bool) *plan.Plan {
-	names := make([]string, len(m.cluster.Links))
-	for l := range names {
-		names[l] = m.cluster.Links[l].Name
+func (s *Solution) plan(m *model, buckets []plan.Bucket, copies bool) (*plan.Plan, error) {
+	p, err := policy.Start("deft", m.job, m.cluster, policy.Options{Copies: copies})
+	if err != nil {
+		return nil, err
 	}
-	p := plan.New(m.job, "deft", names...)
-	p.Copies, p.Buckets = copies, buckets
+	p.Buckets = buckets
 	p.Period, p.UpdateRate = s.Period, s.rate()
 	p.MaxDelay, p.MaxStaleness = s.delay()
 
@@ -153,5 +152,5 @@ func (s *Solution) plan(m *model, buckets []plan.Bucket, copies bool) *plan.Plan
 			})
 		}
 	}
-	return p
+	return p, nil
 }

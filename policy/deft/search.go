@@ -237,11 +237,13 @@ func (x *candidate) iterations() int { return x.Period * max(4, (11+x.Period)/x.
 
 // legal is the plan of a schedule, if it keeps the plan rules.
 func (s *search) legal(x *candidate) (*plan.Plan, error) {
-	p := x.plan(x.shape.model, x.shape.buckets, s.copies)
+	p, err := x.plan(x.shape.model, x.shape.buckets, s.copies)
+	if err != nil {
+		return nil, err
+	}
 	if err := p.AddCollectives(s.job); err != nil {
 		return nil, err
 	}
-	var err error
 	limits := s.limits
 	limits.MaxMemory = 0   // the caller tells by how much a plan does not fit
 	for early := range 2 { // how early the next iteration may write is the checker's to know

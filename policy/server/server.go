@@ -8,7 +8,6 @@ package server
 import (
 	"cmp"
 	"context"
-	"errors"
 	"slices"
 
 	"weft/cluster"
@@ -38,14 +37,14 @@ var PS = policy.Policy{
 		slices.SortFunc(pulls, func(a, b job.TensorID) int {
 			return cmp.Or(cmp.Compare(hash(c.Seed, a), hash(c.Seed, b)), cmp.Compare(a, b))
 		})
-		out, err := policy.Crossing("ps", j, c, o)
-		if errors.Is(err, policy.ErrUnsuitable) {
-			if out, err = policy.Start("ps", j, c, o); err == nil {
-				out.Notes = append(out.Notes, "the next iteration waits for all pulls: the job's parameters cannot be updated when each is read")
-			}
-		}
+		out, err := policy.Start("ps", j, c, o)
 		if err != nil {
 			return nil, err
+		}
+		if policy.CanCross(j) == nil {
+			out.Updates[0].At = plan.AtRead
+		} else {
+			out.Notes = append(out.Notes, "the next iteration waits for all pulls: the job's parameters cannot be updated when each is read")
 		}
 		return fill(out, j, alone(p.Order), alone(pulls), o)
 	},
