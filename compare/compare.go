@@ -272,13 +272,6 @@ func try(ctx context.Context, j *job.Job, c *cluster.Cluster, p policy.Policy, o
 	for i := range r.Plan.Buckets {
 		r.Largest = max(r.Largest, r.Plan.Buckets[i].Bytes(j))
 	}
-	for i := range r.Plan.Programs {
-		for t := range r.Plan.Programs[i].Transfers {
-			if r.Plan.Programs[i].Transfers[t].Bucket >= 0 {
-				r.Transfers++
-			}
-		}
-	}
-	r.Transfers /= float64(r.Plan.Period)
+	r.Transfers = r.Plan.MeanTransfers()
 	return r, nil
 }

@@ -28,6 +28,19 @@ func (b *Bucket) Tensors() []job.TensorID {
 	return out
 }
 
+// MeanTransfers is how many transfers of buckets an iteration has, over the period.
+func (p *Plan) MeanTransfers() float64 {
+	n := 0
+	for i := range p.Programs {
+		for k := range p.Programs[i].Transfers {
+			if p.Programs[i].Transfers[k].Bucket >= 0 {
+				n++
+			}
+		}
+	}
+	return float64(n) / float64(p.Period)
+}
+
 // reduces and Completes tell the two halves of a reduction apart; all-reduce is
 // both.
 func (t *Transfer) reduces() bool {

@@ -272,21 +272,13 @@ func prove(ctx context.Context, j *job.Job, c *cluster.Cluster, p *plan.Plan, l 
 	}
 	o := Outcome{
 		Time: r.Time, Least: r.Time, Most: r.Time, Mean: r.Mean, Class: bound.ClassOf(p),
-		Delay: p.MaxDelay, Staleness: p.MaxStaleness, Rate: p.UpdateRate, Notes: p.Notes,
+		Transfers: p.MeanTransfers(), Delay: p.MaxDelay, Staleness: p.MaxStaleness, Rate: p.UpdateRate, Notes: p.Notes,
 	}
 	if !p.Synchronous() {
 		for _, g := range p.Generations {
 			o.Generations = append(o.Generations, g.Length)
 		}
 	}
-	for i := range p.Programs {
-		for t := range p.Programs[i].Transfers {
-			if p.Programs[i].Transfers[t].Bucket >= 0 {
-				o.Transfers++
-			}
-		}
-	}
-	o.Transfers /= float64(p.Period)
 	own := plan.Limits{MaxDelay: p.MaxDelay, MaxStaleness: p.MaxStaleness, MinUpdateRate: p.UpdateRate}
 	if o.Bound, err = bound.Of(o.Class, j, c, own); err != nil {
 		return Outcome{}, fmt.Errorf("lower bound: %w", err)

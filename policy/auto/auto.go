@@ -51,11 +51,14 @@ type outcome struct {
 	memory plan.Memory
 }
 
-// parameters are what a policy is tried with besides its defaults.
-var parameters = map[string][]struct {
-	flags string
+// parameter is a change of a policy's options.
+type parameter struct {
+	flags string // that make the same change
 	set   func(*policy.Options)
-}{
+}
+
+// parameters are what a policy is tried with besides its defaults.
+var parameters = map[string][]parameter{
 	"wfbp":          inFlight,
 	"mg-wfbp":       inFlight,
 	"mg-wfbp-exact": inFlight,
@@ -78,10 +81,7 @@ var parameters = map[string][]struct {
 	},
 }
 
-var inFlight = []struct {
-	flags string
-	set   func(*policy.Options)
-}{
+var inFlight = []parameter{
 	{"--in-flight 2", func(o *policy.Options) { o.InFlight = 2 }},
 	{"--in-flight 4", func(o *policy.Options) { o.InFlight = 4 }},
 }
@@ -172,15 +172,6 @@ func (x candidate) try(ctx context.Context, j *job.Job, c *cluster.Cluster) (out
 	return out, nil
 }
 
-// transfers is how many the plan has, an iteration.
-func (x outcome) transfers() float64 {
-	n := 0
-	for _, p := range x.plan.Programs {
-		n += len(p.Transfers)
-	}
-	return float64(n) / float64(x.plan.Period)
-}
-
 // choose takes the fastest outcome that fits into memory, and of those about as
 // fast the one with the highest update rate, then the lowest staleness, then the
 // least memory, then the fewest transfers.
@@ -197,7 +188,7 @@ func choose(all []outcome, l plan.Limits) (outcome, error) {
 			cmp.Compare(y.plan.UpdateRate, x.plan.UpdateRate),
 			cmp.Compare(x.plan.MaxStaleness, y.plan.MaxStaleness),
 			memory(x, y),
-			cmp.Compare(x.transfers(), y.transfers()), // what each costs the host is in no model
+			cmp.Compare(x.plan.MeanTransfers(), y.plan.MeanTransfers()), // what each costs the host is in no model
 			cmp.Compare(x.time, y.time),
 		)
 	}), nil
