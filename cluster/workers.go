@@ -22,6 +22,16 @@ func (c *Cluster) WorkerFactor(rank int) (scale, jitter float64) {
 	return c.Scale, c.Jitter
 }
 
+// Slowest is by what the op times of the slowest worker are multiplied.
+func (c *Cluster) Slowest() float64 {
+	slowest := 0.0
+	for r := range c.World() {
+		scale, _ := c.WorkerFactor(r)
+		slowest = max(slowest, scale)
+	}
+	return slowest
+}
+
 // WithServers is the cluster if it has parameter servers, or else the same with
 // one server a node, on the workers' hosts: what no extra machine is needed for.
 func (c *Cluster) WithServers() *Cluster {

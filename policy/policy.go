@@ -54,6 +54,10 @@ type Options struct {
 	Progress func(done, total int)
 }
 
+// Equal is within what share of the least time plans count as equally fast; among
+// those a search prefers the one that changes training least (plan rule 5).
+const Equal = 0.01
+
 // WithDefaults fills in what is zero.
 func (o Options) WithDefaults() Options {
 	o.FirstBucket = cmp.Or(o.FirstBucket, 1<<20)
@@ -95,11 +99,7 @@ func NewProfile(j *job.Job, c *cluster.Cluster, copies bool) (*Profile, error) {
 	if err != nil {
 		return nil, err
 	}
-	scale := 0.0
-	for r := range c.World() {
-		f, _ := c.WorkerFactor(r)
-		scale = max(scale, f)
-	}
+	scale := c.Slowest()
 	origin := math.Inf(1)
 	for o := range s.Ops {
 		if s.Ops[o].Phase == job.Backward {

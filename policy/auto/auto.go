@@ -32,10 +32,6 @@ func New(others []policy.Policy) policy.Policy {
 	}
 }
 
-// near is within what share of the best time plans count as equally fast; among
-// those the one that changes training least is taken (design rule 5).
-const near = 0.01
-
 // candidate is a policy with parameters.
 type candidate struct {
 	policy policy.Policy
@@ -182,7 +178,7 @@ func choose(all []outcome, l plan.Limits) (outcome, error) {
 		return outcome{}, fmt.Errorf("auto: no plan fits: %w", slices.MinFunc(all, memory).memory.Within(l.MaxMemory))
 	}
 	least := slices.MinFunc(fit, func(x, y outcome) int { return cmp.Compare(x.time, y.time) }).time
-	fit = slices.DeleteFunc(fit, func(x outcome) bool { return x.time > (1+near)*least })
+	fit = slices.DeleteFunc(fit, func(x outcome) bool { return x.time > (1+policy.Equal)*least })
 	return slices.MinFunc(fit, func(x, y outcome) int {
 		return cmp.Or(
 			cmp.Compare(y.plan.UpdateRate, x.plan.UpdateRate),

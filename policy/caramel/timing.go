@@ -33,11 +33,7 @@ func measure(j *job.Job, c *cluster.Cluster, crossing bool) (*timing, error) {
 	if err != nil {
 		return nil, err
 	}
-	scale := 0.0
-	for r := range c.World() {
-		f, _ := c.WorkerFactor(r)
-		scale = max(scale, f)
-	}
+	scale := c.Slowest()
 	origin, last := math.Inf(1), 0.0
 	for o := range j.Ops {
 		if j.Ops[o].Phase == job.Backward {

@@ -47,7 +47,6 @@ type candidate struct {
 
 const (
 	kappa      = 0.05 // section 13.9: by so much windows grow
-	equal      = 0.01 // plan rule 5: times are equal within it
 	rounding   = 1e-9
 	mostShapes = 4
 	mostGrown  = 12 // times that windows grow
@@ -164,7 +163,7 @@ func (s *search) met(x *Solution) bool {
 func (x candidate) perfect() bool {
 	_, staleness := x.delay()
 	p := &x.shape.problem
-	return x.time <= (1+equal)*(p.Forward+p.Backward) && x.rate() == 1 && staleness <= 1
+	return x.time <= (1+policy.Equal)*(p.Forward+p.Backward) && x.rate() == 1 && staleness <= 1
 }
 
 // best is the place of the least time; of equals, within 1 %, that of the
@@ -173,7 +172,7 @@ func best(all []candidate) int {
 	least := slices.MinFunc(all, func(a, b candidate) int { return cmp.Compare(a.time, b.time) }).time
 	at := -1
 	for i := range all {
-		if all[i].time <= least*(1+equal) && (at < 0 || all[i].compare(&all[at]) < 0) {
+		if all[i].time <= least*(1+policy.Equal) && (at < 0 || all[i].compare(&all[at]) < 0) {
 			at = i
 		}
 	}
