@@ -553,7 +553,7 @@ func TestTwoStreams(t *testing.T) {
 	if note := "parameters are used on several streams"; !strings.Contains(strings.Join(j.Notes, "\n"), note) {
 		t.Errorf("notes %q lack %q", j.Notes, note)
 	}
-	c := &cluster.Cluster{Nodes: 2, PerNode: 1, Links: []cluster.Link{{Name: "eth", Latency: 10, Bandwidth: 1e10}}}
+	c := cluster.Uniform(2, 1, cluster.Link{Name: "eth", Latency: 10, Bandwidth: 1e10})
 	for _, x := range all.Policies() {
 		p, err := x.Build(context.Background(), j, c.WithServers(), policy.Options{})
 		if errors.Is(err, policy.ErrUnsuitable) {
