@@ -6,7 +6,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"weft/cluster"
@@ -60,7 +59,7 @@ func jobs(t *testing.T) map[string]func(*testing.T) *job.Job {
 		paths = append(paths, filepath.Join(shared, "data", "kineto", "resnet50-ddp-2xa100.json.gz"))
 	}
 	for _, path := range paths {
-		out[strings.TrimPrefix(path, traces+"/")] = func(t *testing.T) *job.Job {
+		out[filepath.Base(filepath.Dir(path))+"/"+filepath.Base(path)] = func(t *testing.T) *job.Job {
 			var o kineto.JobOptions
 			if sizes, err := os.Open(filepath.Join(filepath.Dir(path), "tensors.txt")); err == nil {
 				defer sizes.Close()
