@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"weft/cluster"
+	"weft/internal/heap"
 	"weft/job"
 	"weft/plan"
 )
@@ -224,18 +225,18 @@ func urgent(loads []load, time func(*load) float64) []load {
 	slices.SortStableFunc(ready, func(a, b int) int { return cmp.Compare(loads[a].ready, loads[b].ready) })
 	var (
 		out []load
-		q   ints
+		q   = heap.New(cmp.Less[int])
 		now float64
 	)
-	for at := 0; at < len(ready) || len(q) > 0; {
-		if len(q) == 0 {
+	for at := 0; at < len(ready) || q.Len() > 0; {
+		if q.Len() == 0 {
 			now = max(now, loads[ready[at]].ready)
 		}
 		for at < len(ready) && loads[ready[at]].ready <= now {
-			q.push(ready[at])
+			q.Push(ready[at])
 			at++
 		}
-		i := q.pop()
+		i := q.Pop()
 		now += time(&loads[i])
 		out = append(out, loads[i])
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"weft/cluster"
+	"weft/internal/heap"
 	"weft/job"
 )
 
@@ -95,15 +96,15 @@ type search struct {
 
 	done  []bool // scratch, by class
 	stack []int32
-	left  []float64 // by rank
-	queue ints      // ranks
+	left  []float64       // by rank
+	queue *heap.Heap[int] // ranks
 }
 
 func newSearch(c *classes, ready [][]job.OpID, t *timing, cost []float64) *search {
 	n := len(ready)
 	s := &search{
 		classes: c, own: make([][]int32, n), use: t.use, rank: make([]int, n), due: t.due, cost: cost,
-		done: make([]bool, len(c.sets)), left: make([]float64, n),
+		done: make([]bool, len(c.sets)), left: make([]float64, n), queue: heap.New(cmp.Less[int]),
 	}
 	for k, ops := range ready {
 		for _, o := range ops {
@@ -170,7 +171,7 @@ func (s *search) rule() []job.TensorID {
 // does.
 func (s *search) lateness(order []job.TensorID) float64 {
 	clear(s.done)
-	s.queue = s.queue[:0]
+	s.queue.Clear()
 	late, now := math.Inf(-1), 0.0
 	var computed int64
 	visit := func(i int32) {
@@ -182,7 +183,7 @@ func (s *search) lateness(order []job.TensorID) float64 {
 		late = max(late, s.transfer(&now, float64(computed)/1000))
 		s.steps++
 		s.left[s.rank[k]] = s.cost[k]
-		s.queue.push(s.rank[k])
+		s.queue.Push(s.rank[k])
 	}
 	return max(late, s.transfer(&now, math.Inf(1)))
 }
@@ -190,8 +191,8 @@ func (s *search) lateness(order []job.TensorID) float64 {
 // transfer lets the network work until a time.
 func (s *search) transfer(now *float64, until float64) float64 {
 	late := math.Inf(-1)
-	for len(s.queue) > 0 && *now < until {
-		r := s.queue[0]
+	for s.queue.Len() > 0 && *now < until {
+		r := s.queue.First()
 		if rest := *now + s.left[r]; rest > until {
 			s.left[r] = rest - until
 			*now = until
@@ -199,7 +200,7 @@ func (s *search) transfer(now *float64, until float64) float64 {
 		} else {
 			*now = rest
 		}
-		s.queue.pop()
+		s.queue.Pop()
 		late = max(late, *now-s.due[s.use[r]])
 	}
 	if !math.IsInf(until, 1) {

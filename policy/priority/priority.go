@@ -6,12 +6,12 @@ package priority
 
 import (
 	"cmp"
-	"container/heap"
 	"context"
 	"fmt"
 	"slices"
 
 	"weft/cluster"
+	"weft/internal/heap"
 	"weft/job"
 	"weft/plan"
 	"weft/policy"
@@ -106,9 +106,9 @@ type schedule struct {
 	job     *job.Job
 	cluster *cluster.Cluster
 	profile *policy.Profile
-	slices  []slice
-	byReady []int // positions in slices
-	done    []float64
+	slices  []slice   // the most urgent first
+	byReady []int     // positions in slices
+	done    []float64 // by position, for the last order
 }
 
 // slice is a part of a gradient.
@@ -246,18 +246,18 @@ func (s *schedule) order(w window) []int {
 	}
 	w.reset()
 	var out []int
-	q := queue{s: s}
+	ready := heap.New(cmp.Less[int]) // slices
 	now, wireFree := 0.0, 0.0
-	for at := 0; at < len(s.byReady) || q.Len() > 0; {
+	for at := 0; at < len(s.byReady) || ready.Len() > 0; {
 		now = w.next(now, wireFree)
-		if q.Len() == 0 && at < len(s.byReady) {
+		if ready.Len() == 0 && at < len(s.byReady) {
 			now = w.next(max(now, s.slices[s.byReady[at]].ready), wireFree)
 		}
 		for at < len(s.byReady) && s.slices[s.byReady[at]].ready <= now {
-			heap.Push(&q, s.byReady[at])
+			ready.Push(s.byReady[at])
 			at++
 		}
-		i := heap.Pop(&q).(int)
+		i := ready.Pop()
 		x := &s.slices[i]
 		wireFree = max(wireFree, now) + x.wire
 		s.done[i] = wireFree + x.alpha
@@ -275,29 +275,6 @@ func (s *schedule) finish() float64 {
 		t = max(t, s.done[i]+s.profile.Forward-s.profile.Read[s.slices[i].Tensor])
 	}
 	return t
-}
-
-// queue holds ready slices, most urgent first; a tensor's slices in order.
-type queue struct {
-	s    *schedule
-	heap []int
-}
-
-func (q *queue) Len() int { return len(q.heap) }
-func (q *queue) Less(a, b int) bool {
-	x, y := &q.s.slices[q.heap[a]], &q.s.slices[q.heap[b]]
-	if x.rank != y.rank {
-		return x.rank < y.rank
-	}
-	return x.Offset < y.Offset
-}
-func (q *queue) Swap(a, b int) { q.heap[a], q.heap[b] = q.heap[b], q.heap[a] }
-func (q *queue) Push(x any)    { q.heap = append(q.heap, x.(int)) }
-func (q *queue) Pop() any {
-	n := len(q.heap) - 1
-	x := q.heap[n]
-	q.heap = q.heap[:n]
-	return x
 }
 
 // plan sends the slices in the given order, each as a bucket of its own.

@@ -2,11 +2,11 @@ package priority
 
 import (
 	"cmp"
-	"container/heap"
 	"context"
 	"slices"
 
 	"weft/cluster"
+	"weft/internal/heap"
 	"weft/job"
 	"weft/plan"
 	"weft/policy"
@@ -82,23 +82,22 @@ func (s *schedule) exchange() ([]send, error) {
 		pullWire = 0
 	}
 	// Of one layer pushes go ahead of pulls: these can only follow them.
-	urgent := func(a, b send) int {
-		x, y := &s.slices[a.slice], &s.slices[b.slice]
-		if x.rank == y.rank && a.pull != b.pull {
-			if b.pull {
-				return -1
-			}
-			return 1
+	urgent := func(a, b send) bool {
+		if x, y := s.slices[a.slice].rank, s.slices[b.slice].rank; x != y {
+			return x < y
 		}
-		return cmp.Or(cmp.Compare(x.rank, y.rank), cmp.Compare(x.Offset, y.Offset))
+		if a.pull != b.pull {
+			return b.pull
+		}
+		return a.slice < b.slice
 	}
-	first := func(a, b send) int { return cmp.Or(cmp.Compare(a.ready, b.ready), cmp.Compare(a.slice, b.slice)) }
-	coming := &sendHeap{less: first}
+	coming := heap.New(func(a, b send) bool {
+		return cmp.Or(cmp.Compare(a.ready, b.ready), cmp.Compare(a.slice, b.slice)) < 0
+	})
 	for i := range s.slices {
-		coming.all = append(coming.all, send{slice: i, ready: s.slices[i].ready})
+		coming.Push(send{slice: i, ready: s.slices[i].ready})
 	}
-	heap.Init(coming)
-	queues := [2]sendHeap{{less: urgent}, {less: urgent}}
+	queues := [2]*heap.Heap[send]{heap.New(urgent), heap.New(urgent)}
 	var free [2]float64 // when each wire is
 	var out []send
 	for now := 0.0; len(out) < 2*len(s.slices); {
@@ -108,17 +107,17 @@ func (s *schedule) exchange() ([]send, error) {
 				wire = w
 			}
 		}
-		if coming.Len() > 0 && (wire < 0 || coming.all[0].ready <= max(now, free[wire])) {
-			x := heap.Pop(coming).(send)
+		if coming.Len() > 0 && (wire < 0 || coming.First().ready <= max(now, free[wire])) {
+			x := coming.Pop()
 			now = max(now, x.ready)
 			if x.pull {
-				heap.Push(&queues[pullWire], x)
+				queues[pullWire].Push(x)
 			} else {
-				heap.Push(&queues[0], x)
+				queues[0].Push(x)
 			}
 			continue
 		}
-		x := heap.Pop(&queues[wire]).(send)
+		x := queues[wire].Pop()
 		x.start = max(now, free[wire])
 		cost := cluster.Cost{Alpha: s.slices[x.slice].alpha, Wire: s.slices[x.slice].wire}
 		if x.pull {
@@ -127,26 +126,10 @@ func (s *schedule) exchange() ([]send, error) {
 		free[wire] = x.start + cost.Wire
 		s.done[x.slice] = free[wire] + cost.Alpha
 		if !x.pull {
-			heap.Push(coming, send{slice: x.slice, pull: true, ready: s.done[x.slice]})
+			coming.Push(send{slice: x.slice, pull: true, ready: s.done[x.slice]})
 		}
 		out = append(out, x)
 	}
 	slices.SortStableFunc(out, func(a, b send) int { return cmp.Compare(a.start, b.start) })
 	return out, nil
-}
-
-type sendHeap struct {
-	all  []send
-	less func(a, b send) int
-}
-
-func (h *sendHeap) Len() int           { return len(h.all) }
-func (h *sendHeap) Less(a, b int) bool { return h.less(h.all[a], h.all[b]) < 0 }
-func (h *sendHeap) Swap(a, b int)      { h.all[a], h.all[b] = h.all[b], h.all[a] }
-func (h *sendHeap) Push(x any)         { h.all = append(h.all, x.(send)) }
-func (h *sendHeap) Pop() any {
-	n := len(h.all) - 1
-	x := h.all[n]
-	h.all = h.all[:n]
-	return x
 }
