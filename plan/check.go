@@ -27,7 +27,7 @@ var AnyLimits = Limits{MaxDelay: math.MaxInt, MaxStaleness: math.MaxInt}
 
 // DelayLimits are the limits that follow from a largest delay alone.
 func DelayLimits(delay int) Limits {
-	return Limits{MaxDelay: delay, MaxStaleness: delay + 2, MinUpdateRate: 1.0 / 3}
+	return Limits{MaxDelay: delay, MaxStaleness: min(delay, math.MaxInt-2) + 2, MinUpdateRate: 1.0 / 3}
 }
 
 // Report is what [Check] found.

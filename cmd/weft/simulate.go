@@ -46,6 +46,8 @@ last iterations as a picture.`,
 			return cli.Usagef("--iterations %d: at least 1", *iterations)
 		case *draw && (*asJSON || *out == cli.Stdout || *svg == cli.Stdout):
 			return cli.Usagef("--draw is text: not with --json, nor with an output -")
+		case *asJSON && (*out == cli.Stdout || *svg == cli.Stdout):
+			return cli.Usagef("--json prints the report, in place of which comes an output -")
 		case *svgIterations < 1:
 			return cli.Usagef("--svg-iterations %d: at least 1", *svgIterations)
 		case *svg == "" && cmd.Flags().Changed("svg-iterations"):

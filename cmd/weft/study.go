@@ -35,6 +35,12 @@ assumed, and why it is not the same. Without a name it lists the studies.`,
 	dir := cmd.Flags().String("out", "", "also write both to this `directory`, as NAME.csv and NAME.svg")
 	asJSON := jsonFlag(cmd)
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
+		if *table != "" && *table == *picture {
+			return cli.Usagef("--csv and --svg name the same file, %s", *table)
+		}
+		if *asJSON && (*table == cli.Stdout || *picture == cli.Stdout) {
+			return cli.Usagef("--json prints the report, in place of which comes an output -")
+		}
 		for _, name := range []string{"csv", "svg", "out"} {
 			if len(args) == 0 && cmd.Flags().Changed(name) {
 				return cli.Usagef("--%s without the NAME of a study", name)
@@ -79,9 +85,12 @@ assumed, and why it is not the same. Without a name it lists the studies.`,
 			if file.name == "" {
 				continue
 			}
-			if err := c.WriteFile(ctx, file.name, file.write); err != nil || file.name == cli.Stdout {
+			if err := c.WriteFile(ctx, file.name, file.write); err != nil {
 				return err
 			}
+		}
+		if *table == cli.Stdout || *picture == cli.Stdout {
+			return nil
 		}
 		return c.Print(report, *asJSON)
 	}

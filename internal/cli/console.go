@@ -21,6 +21,7 @@ type Console struct {
 	Progress bool // Err is a terminal: long work shows how far it is
 
 	inputs []input // files read so far
+	piped  bool    // In was read: there is no more of it
 }
 
 // input is a file that was read, as it was called.

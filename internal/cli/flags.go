@@ -175,7 +175,7 @@ func (f *ClusterFlags) Register(fs *pflag.FlagSet) {
 	fs.IntVar(&f.workers, "workers", 0, "`number` of workers (default: as recorded)")
 	fs.IntVar(&f.perNode, "per-node", 1, "`number` of workers a node")
 	fs.StringSliceVar(&f.only, "links", nil, "`names` of the links to use, as in eth0,eth1 (default: all)")
-	fs.IntVar(&f.servers, "servers", 0, "`number` of parameter servers, spread over the workers' hosts (default, where a policy needs some: one a node)")
+	fs.IntVar(&f.servers, "servers", 0, "`number` of parameter servers, spread over the workers' hosts (default: none, and in a comparison one a node where a policy needs some)")
 	fs.BoolVar(&f.dedicated, "dedicated", false, "the servers of --servers have hosts of their own")
 	fs.Float64Var(&f.overlap, "overlap", 0, "a transfer slows computation by this `share`: rate 1/(1+share)")
 }
@@ -342,9 +342,9 @@ func (f *PolicyFlags) Check(fs *pflag.FlagSet, policy string) error {
 	if f.Options.InFlight < 1 {
 		return Usagef("--in-flight %d: at least 1", f.Options.InFlight)
 	}
-	for name, n := range map[string]int64{"--slice": f.Options.Slice, "--partition": f.Options.Partition, "--unit": f.Options.Unit} {
-		if n < 0 {
-			return Usagef("%s %d: at least 1", name, n)
+	for name, n := range map[string]int64{"slice": f.Options.Slice, "partition": f.Options.Partition, "unit": f.Options.Unit} {
+		if fs.Changed(name) && n < 1 {
+			return Usagef("--%s %d: at least 1", name, n)
 		}
 	}
 	if err := caramel.CheckParts(f.Options.Without); err != nil {

@@ -29,7 +29,12 @@ const Stdin, Stdout = "-", "-"
 // waits for a pipe, and shows how far it is.
 func (c *Console) read(ctx context.Context, name string, f func(io.Reader) error) error {
 	r, size := c.In, int64(-1)
-	if name != Stdin {
+	if name == Stdin {
+		if c.piped {
+			return Usagef("the standard input holds one file, and - is given twice")
+		}
+		c.piped = true
+	} else {
 		file, err := os.Open(name)
 		if err != nil {
 			return err

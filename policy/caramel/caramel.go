@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 
 	"weft/cluster"
 	"weft/internal/near"
@@ -37,7 +36,7 @@ var Parts = []string{"order", "crossing", "batching", "depth", "slices"}
 func CheckParts(names []string) error {
 	for _, n := range names {
 		if !slices.Contains(Parts, n) {
-			return fmt.Errorf("caramel has no part %q%s; its parts are %s", n, near.Hint(n, Parts), strings.Join(Parts, ", "))
+			return fmt.Errorf("caramel has no part %q%s", n, near.Hint(n, Parts))
 		}
 	}
 	return nil
