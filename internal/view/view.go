@@ -4,6 +4,7 @@ package view
 
 import (
 	"fmt"
+	"math"
 	"strings"
 
 	"weft/bound"
@@ -109,7 +110,7 @@ func slowdowns(b *compare.Block) cli.Table {
 		for i, r := range rows {
 			rank := 1
 			for _, other := range rows {
-				if other.Slowed[k] < r.Slowed[k] {
+				if nanoseconds(other.Slowed[k]) < nanoseconds(r.Slowed[k]) { // what is printed alike has one rank
 					rank++
 				}
 			}
@@ -118,6 +119,8 @@ func slowdowns(b *compare.Block) cli.Table {
 	}
 	return t
 }
+
+func nanoseconds(us float64) float64 { return math.Round(1000 * us) }
 
 // known is v, or nothing when it is zero.
 func known[T ~float64 | ~int64 | int](v T) any {

@@ -190,15 +190,23 @@ func choose(all []outcome, l plan.Limits) (outcome, error) {
 	}), nil
 }
 
+// kinds are the plans that the bound of a class is of.
+var kinds = map[bound.Class]string{
+	bound.InOrder:  "synchronous plan in the recorded compute order",
+	bound.AnyOrder: "synchronous plan",
+	bound.InLimits: "plan within the limits in the recorded compute order",
+}
+
 // note says what was chosen, and what is left to gain.
 func (x outcome) note(floor bound.Bound, tried int) string {
 	name := x.policy.Name
 	if x.with != "" {
 		name += " " + x.with
 	}
-	gap := "and no plan within the limits is faster"
+	kind := kinds[bound.ClassOf(x.plan)]
+	gap := fmt.Sprintf("and no %s is faster", kind)
 	if floor.Time > 0 && x.time > floor.Time*(1+1e-9) {
-		gap = fmt.Sprintf("%.1f %% above the lower bound for the limits, %.2f ms", 100*(x.time/floor.Time-1), floor.Time/1000)
+		gap = fmt.Sprintf("%.1f %% above the lower bound of every %s, %.2f ms", 100*(x.time/floor.Time-1), kind, floor.Time/1000)
 	}
 	return fmt.Sprintf("the best of %d plans is that of %s: %.2f ms, %s", tried, name, x.time/1000, gap)
 }
