@@ -85,6 +85,15 @@ type Window struct {
 	Bytes     int64 `json:"bytes,omitzero"`
 }
 
+// Within is the window on a link that runs only so many transfers at once; 0: any
+// number.
+func (w Window) Within(inFlight int) Window {
+	if inFlight > 0 && (w.Transfers == 0 || w.Transfers > inFlight) {
+		w.Transfers = inFlight
+	}
+	return w
+}
+
 // Transfer is one communication: of a bucket of a generation, or a repetition
 // of a collective of the job that carries no gradient (Bucket is then -1).
 type Transfer struct {

@@ -324,20 +324,12 @@ func (b *builder) at(iteration int) (period, place int) {
 	return (iteration - place) / b.period, place
 }
 
-// capped is a window on a link that runs only so many transfers at once.
-func capped(w plan.Window, inFlight int) plan.Window {
-	if inFlight > 0 && (w.Transfers == 0 || w.Transfers > inFlight) {
-		w.Transfers = inFlight
-	}
-	return w
-}
-
 // links lays out the programs and what releases their transfers.
 func (b *builder) links(p *plan.Plan, c *cluster.Cluster, renumber []int32) error {
 	for l := range p.Programs {
 		pp, cl := &p.Programs[l], &c.Links[l]
 		b.program.links = append(b.program.links, link{
-			name: pp.Link, window: capped(pp.Window, cl.InFlight), medium: cl.Medium, bandwidth: cl.Bandwidth,
+			name: pp.Link, window: pp.Window.Within(cl.InFlight), medium: cl.Medium, bandwidth: cl.Bandwidth,
 			transfers: make([]transfer, len(pp.Transfers)),
 		})
 	}

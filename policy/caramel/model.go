@@ -9,6 +9,7 @@ import (
 	"weft/internal/heap"
 	"weft/job"
 	"weft/plan"
+	"weft/policy"
 )
 
 // load is what travels together: a tensor, a slice of one, or a batch. Times are
@@ -264,43 +265,21 @@ func (m *model) stream(loads []load) (*schedule, error) {
 // play runs loads in the given order: the wire model of the simulator.
 func (m *model) play(loads []load, w plan.Window) *schedule {
 	s := &schedule{loads: loads, window: w}
-	type flight struct {
-		done  float64
-		bytes int64
-	}
+	flights := policy.NewFlights(w, &m.cluster.Links[0])
 	var (
-		flying    []flight // dispatched, by completion
-		out       int64    // their bytes
 		now, wire float64
 		late      float64
 		done      = make([]float64, len(loads))
 	)
-	most := w.Transfers
-	if n := m.cluster.Links[0].InFlight; n > 0 && (most == 0 || most > n) {
-		most = n
-	}
-	full := func() bool {
-		return most > 0 && len(flying) >= most || w.Bytes > 0 && out >= w.Bytes
-	}
 	for i := range loads {
 		l := &loads[i]
-		now = max(now, l.ready)
-		for len(flying) > 0 && (flying[0].done <= now || full()) {
-			now = max(now, flying[0].done)
-			out -= flying[0].bytes
-			flying = flying[1:]
-		}
+		now = flights.Next(max(now, l.ready))
 		if now < m.end {
 			s.early++
 		}
 		wire = max(wire, now) + l.wire
 		done[i] = wire + l.alpha
-		at := len(flying)
-		for at > 0 && flying[at-1].done > done[i] {
-			at--
-		}
-		flying = slices.Insert(flying, at, flight{done[i], l.bytes})
-		out += l.bytes
+		flights.Send(l.bytes, done[i])
 		late = max(late, done[i]-l.due)
 	}
 	s.time = m.compute + late

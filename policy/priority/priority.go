@@ -29,7 +29,7 @@ var P3 = policy.Policy{
 		if err != nil {
 			return nil, err
 		}
-		return s.plan("p3", o, s.order(whenFree{}), plan.Window{})
+		return s.plan("p3", o, s.order(plan.Window{}, true), plan.Window{})
 	},
 }
 
@@ -47,7 +47,7 @@ var ByteScheduler = policy.Policy{
 			if err != nil {
 				return nil, err
 			}
-			return s.plan("bytescheduler", o, s.order(&credit{limit: o.Credit}), plan.Window{Bytes: o.Credit})
+			return s.plan("bytescheduler", o, s.order(plan.Window{Bytes: o.Credit}, false), plan.Window{Bytes: o.Credit})
 		}
 		x, err := gridSearch(j, c, o)
 		if err != nil {
@@ -73,12 +73,13 @@ type tuning struct {
 
 // at tries a credit on a schedule of partitions.
 func (s *schedule) at(partition, limit int64) tuning {
-	s.order(&credit{limit: limit})
+	s.order(plan.Window{Bytes: limit}, false)
 	return tuning{partition, limit, s, s.finish()}
 }
 
 func (x *tuning) plan(name string, o policy.Options) (*plan.Plan, error) {
-	return x.schedule.plan(name, o, x.schedule.order(&credit{limit: x.credit}), plan.Window{Bytes: x.credit})
+	w := plan.Window{Bytes: x.credit}
+	return x.schedule.plan(name, o, x.schedule.order(w, false), w)
 }
 
 // gridSearch is the best of the grid; the first of several.
@@ -158,100 +159,26 @@ func newSchedule(j *job.Job, c *cluster.Cluster, o policy.Options, elements int6
 	return s, nil
 }
 
-// window tells when the queue may let the next slice go. Times are microseconds.
-type window interface {
-	// next is the earliest time, from now on, at which a slice may go.
-	next(now, wireFree float64) float64
-	// sent notes a slice of so many bytes that will be done at the given time.
-	sent(bytes int64, done float64)
-	reset()
-}
-
-// whenFree lets a slice go when the wire is free: preemption at slice granularity.
-type whenFree struct{}
-
-func (whenFree) next(now, wireFree float64) float64 { return max(now, wireFree) }
-func (whenFree) sent(int64, float64)                {}
-func (whenFree) reset()                             {}
-
-// credit lets slices go while less than limit bytes are incomplete, so these may
-// exceed it by one slice.
-type credit struct {
-	limit, out int64
-	flying     []flight // by completion
-}
-
-type flight struct {
-	done  float64
-	bytes int64
-}
-
-func (c *credit) next(now, _ float64) float64 {
-	for len(c.flying) > 0 && (c.flying[0].done <= now || c.out >= c.limit) {
-		now = max(now, c.flying[0].done)
-		c.out -= c.flying[0].bytes
-		c.flying = c.flying[1:]
-	}
-	return now
-}
-
-func (c *credit) sent(bytes int64, done float64) {
-	c.out += bytes
-	at := len(c.flying)
-	for at > 0 && c.flying[at-1].done > done {
-		at--
-	}
-	c.flying = slices.Insert(c.flying, at, flight{done, bytes})
-}
-
-func (c *credit) reset() { c.out, c.flying = 0, nil }
-
-// capped is a window on a link that runs at most so many transfers at once.
-type capped struct {
-	window
-	most int
-	done []float64 // of the transfers in flight, ascending
-}
-
-func (c *capped) next(now, wireFree float64) float64 {
-	now = c.window.next(now, wireFree)
-	if over := len(c.done) - c.most; over >= 0 {
-		now = max(now, c.done[over])
-	}
-	for len(c.done) > 0 && c.done[0] <= now {
-		c.done = c.done[1:]
-	}
-	return now
-}
-
-func (c *capped) sent(bytes int64, done float64) {
-	c.window.sent(bytes, done)
-	at := len(c.done)
-	for at > 0 && c.done[at-1] > done {
-		at--
-	}
-	c.done = slices.Insert(c.done, at, done)
-}
-
-func (c *capped) reset() {
-	c.window.reset()
-	c.done = nil
-}
-
-// order is the order in which the queue lets the slices go; it also finds when
-// each is done.
-func (s *schedule) order(w window) []int {
-	if most := s.cluster.Links[0].InFlight; most > 0 {
-		w = &capped{window: w, most: most}
-	}
-	w.reset()
+// order is the order in which the queue lets the slices go: each as soon as the
+// window does, and if whenFree not before the wire is free (preemption at slice
+// granularity). A window of bytes is a credit: what is incomplete may exceed it by
+// one slice. It also finds when each is done.
+func (s *schedule) order(w plan.Window, whenFree bool) []int {
+	flights := policy.NewFlights(w, &s.cluster.Links[0])
 	var out []int
 	ready := heap.New(cmp.Less[int]) // slices
 	now, wireFree := 0.0, 0.0
+	next := func() {
+		if whenFree {
+			now = max(now, wireFree)
+		}
+		now = flights.Next(now)
+	}
 	for at := 0; at < len(s.byReady) || ready.Len() > 0; {
-		now = w.next(now, wireFree)
+		next()
 		if ready.Len() == 0 && at < len(s.byReady) {
-			now = w.next(max(now, s.slices[s.byReady[at]].ready), wireFree)
+			now = max(now, s.slices[s.byReady[at]].ready)
+			next()
 		}
 		for at < len(s.byReady) && s.slices[s.byReady[at]].ready <= now {
 			ready.Push(s.byReady[at])
@@ -261,7 +188,7 @@ func (s *schedule) order(w window) []int {
 		x := &s.slices[i]
 		wireFree = max(wireFree, now) + x.wire
 		s.done[i] = wireFree + x.alpha
-		w.sent(x.bytes, s.done[i])
+		flights.Send(x.bytes, s.done[i])
 		out = append(out, i)
 	}
 	return out
