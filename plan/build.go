@@ -227,7 +227,7 @@ func (r *releases) transfer(t *Transfer) instant {
 	for _, g := range t.Gates {
 		switch g.Kind {
 		case GradientReady:
-			last := r.plan.lastIteration(t.Generation)
+			last := r.plan.LastIteration(t.Generation)
 			for _, k := range r.plan.Buckets[t.Bucket].Tensors() {
 				for _, o := range r.ready[k] {
 					when = later(when, instant{last, r.end[o]})
@@ -244,9 +244,9 @@ func (r *releases) transfer(t *Transfer) instant {
 	return when
 }
 
-// lastIteration is the last iteration of a generation, both relative to the
+// LastIteration is the last iteration of a generation, both relative to the
 // period; the generation may be of another period.
-func (p *Plan) lastIteration(generation int) int {
+func (p *Plan) LastIteration(generation int) int {
 	n, r := divide(generation, len(p.Generations))
 	return n*p.Period + p.Generations[r].Last()
 }

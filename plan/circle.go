@@ -284,7 +284,7 @@ func (g *constraints) transfer(s slot, t *Transfer) {
 	for _, x := range t.Gates {
 		switch x.Kind {
 		case GradientReady:
-			g.after(n, c.ready(t.Bucket), p.lastIteration(t.Generation), none, gradients)
+			g.after(n, c.ready(t.Bucket), p.LastIteration(t.Generation), none, gradients)
 		case OpDone:
 			g.after(n, comp.done(c.renumber[x.Op]), x.Iteration, none, opGate)
 		case Boundary:

@@ -1,0 +1,119 @@
+package engine
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Phase is what a bucket waited for.
+type Phase string
+
+const (
+	Gradient Phase = "gradient" // a worker was yet to declare it
+	Transfer Phase = "transfer" // it was being reduced
+)
+
+// Failure is why training cannot go on.
+type Failure struct {
+	Rank      int    // whose fault it is; -1: unknown
+	Bucket    int    // that waits; -1: none
+	Tensor    string // the first of the bucket
+	Iteration int    // of the bucket
+	Phase     Phase  // empty: no bucket waited
+	Elapsed   time.Duration
+	Err       error
+}
+
+func (f *Failure) Error() string {
+	s := f.Err.Error()
+	if f.Bucket >= 0 {
+		what := map[Phase]string{Gradient: "waiting for its gradient of", Transfer: "reducing"}[f.Phase]
+		s += fmt.Sprintf(", while %s tensor %s (bucket %d) of iteration %d", what, f.Tensor, f.Bucket, f.Iteration)
+		if f.Elapsed > 0 {
+			s += fmt.Sprintf(" for %v", f.Elapsed.Round(time.Millisecond))
+		}
+	}
+	return s
+}
+
+func (f *Failure) Unwrap() error { return f.Err }
+
+// about makes a failure that concerns a bucket of a generation.
+func (e *Engine) about(rank, b, generation int, phase Phase, elapsed time.Duration, err error) *Failure {
+	return &Failure{
+		Rank: rank, Bucket: b, Tensor: e.Job.Tensors[e.Plan.Buckets[b].Slices[0].Tensor].Name,
+		Iteration: e.Plan.LastIteration(generation), Phase: phase, Elapsed: elapsed, Err: err,
+	}
+}
+
+// lost says what waited for a rank that is gone; w is its local worker, -1 if it
+// is of another host.
+func (e *Engine) lost(now time.Duration, rank, w int, cause error) *Failure {
+	err := fmt.Errorf("rank %d is lost: %w", rank, cause)
+	for l := range e.links {
+		x := &e.links[l]
+		if w < 0 || x.idle {
+			continue
+		}
+		b, g := x.transfer(x.head).Bucket, e.generation(l, x.head)
+		if e.buckets[b].declared[w] < g {
+			return e.about(rank, b, g, Gradient, e.waiting(now, b, g), err)
+		}
+	}
+	for l := range e.links {
+		for _, f := range e.links[l].flying {
+			return e.about(rank, e.links[l].transfer(f.instance).Bucket, e.generation(l, f.instance), Transfer, now-f.started, err)
+		}
+	}
+	return &Failure{Rank: rank, Bucket: -1, Err: err}
+}
+
+// waiting is how long a declared generation of a bucket has waited for the
+// workers that are behind.
+func (e *Engine) waiting(now time.Duration, b, generation int) time.Duration {
+	if x := &e.buckets[b]; slices.Max(x.declared) >= generation {
+		return now - x.since
+	}
+	return 0
+}
+
+// abandoned finds a worker that has left although another waits for its
+// gradient of bucket b.
+func (e *Engine) abandoned(b int) *Failure {
+	x := &e.buckets[b]
+	most := slices.Max(x.declared)
+	for w, left := range e.left {
+		if left && x.declared[w] < most {
+			ahead := e.Ranks[slices.Index(x.declared, most)]
+			return e.about(e.Ranks[w], b, most, Gradient, 0,
+				fmt.Errorf("rank %d has ended its training and rank %d goes on: give every rank the same number of iterations", e.Ranks[w], ahead))
+		}
+	}
+	return nil
+}
+
+// overdue finds what has waited longer than the timeout.
+func (e *Engine) overdue(now time.Duration) *Failure {
+	if e.Timeout == 0 {
+		return nil
+	}
+	for b := range e.buckets {
+		x := &e.buckets[b]
+		most, least := slices.Max(x.declared), slices.Min(x.declared)
+		if least < most && now-x.since > e.Timeout {
+			rank := e.Ranks[slices.Index(x.declared, least)]
+			return e.about(rank, b, most, Gradient, now-x.since, fmt.Errorf("rank %d is too slow", rank))
+		}
+	}
+	for l := range e.links {
+		for _, f := range e.links[l].flying {
+			if now-f.started > e.Timeout {
+				t := e.links[l].transfer(f.instance)
+				return e.about(-1, t.Bucket, e.generation(l, f.instance), Transfer, now-f.started,
+					fmt.Errorf("%s on link %s takes too long", t.Kind, e.links[l].program.Link))
+			}
+		}
+	}
+	return nil
+}
