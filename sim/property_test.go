@@ -86,6 +86,7 @@ func TestEveryPlanIsLegal(t *testing.T) {
 func TestLowerBound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		j, c, o := random.Job(t), random.Cluster(t).WithServers(), options(t)
+		c.Nodes, c.PerNode = min(c.Nodes, 4), min(c.PerNode, 2) // each different worker is simulated by itself
 		random.Unequal(t, c)
 		for _, pol := range policies() {
 			p, err := pol.Build(context.Background(), j, c, o)
