@@ -1,6 +1,7 @@
 package chart
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -107,15 +108,7 @@ type end struct {
 // spread moves labels apart, to at least gap, in the order of their ends, and
 // keeps them between top and bottom where there is room.
 func spread(ends []end, gap, top, bottom float64) {
-	slices.SortStableFunc(ends, func(a, b end) int {
-		switch {
-		case a.y < b.y:
-			return -1
-		case a.y > b.y:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(ends, func(a, b end) int { return cmp.Compare(a.y, b.y) })
 	for i := range ends {
 		ends[i].label = max(ends[i].y, top)
 		if i > 0 {

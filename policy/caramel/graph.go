@@ -1,6 +1,7 @@
 package caramel
 
 import (
+	"cmp"
 	"math"
 	"math/bits"
 	"slices"
@@ -248,12 +249,7 @@ func newClasses(g *graph, ready [][]job.OpID) *classes {
 			}
 		}
 	}
-	slices.SortFunc(edges, func(x, y edge) int {
-		if x.to != y.to {
-			return int(x.to - y.to)
-		}
-		return int(x.from - y.from)
-	})
+	slices.SortFunc(edges, func(x, y edge) int { return cmp.Or(cmp.Compare(x.to, y.to), cmp.Compare(x.from, y.from)) })
 	edges = slices.Compact(edges)
 	c.preds = newRows(len(c.sets), func(yield func(row, value int32)) {
 		for _, e := range edges {
