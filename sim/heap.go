@@ -1,5 +1,7 @@
 package sim
 
+import "weft/internal/splitmix"
+
 // eventKind orders events at one time: gradients becoming ready, then
 // completions; dispatch follows when all of them are taken (section 0.2 of the
 // algorithms, "Ties").
@@ -77,15 +79,12 @@ func (h *heap) pop() {
 	s[i] = e
 }
 
-// jitter is uniform in [-1, 1): a hash of its arguments (splitmix64), so that
+// jitter is uniform in [-1, 1): a hash of its arguments, so that
 // it does not depend on the order of events.
 func jitter(seed uint64, rank, iteration int, op int32) float64 {
 	x := seed
 	for _, v := range [...]uint64{uint64(rank), uint64(iteration), uint64(op)} {
-		x += v + 0x9e3779b97f4a7c15
-		x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-		x = (x ^ x>>27) * 0x94d049bb133111eb
-		x ^= x >> 31
+		x = splitmix.Mix(x + v + splitmix.Step)
 	}
-	return float64(x>>11)/(1<<52) - 1
+	return 2*splitmix.Float(x) - 1
 }

@@ -4,6 +4,8 @@ import (
 	"math"
 	"slices"
 
+	"weft/internal/splitmix"
+
 	"gonum.org/v1/gonum/mat"
 	"gonum.org/v1/gonum/stat"
 	"gonum.org/v1/gonum/stat/distuv"
@@ -30,7 +32,7 @@ type point [2]float64
 type bayes struct {
 	points []point
 	values []float64
-	drawn  uint64
+	drawn  uint64 // state of the draws
 }
 
 // tell notes the function's value at a point.
@@ -62,14 +64,11 @@ func (b *bayes) next() point {
 	return best
 }
 
-// draw is a point at random: splitmix64 of a counter.
+// draw is a point at random.
 func (b *bayes) draw() (p point) {
 	for i := range p {
-		b.drawn += 0x9e3779b97f4a7c15
-		z := b.drawn
-		z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
-		z = (z ^ z>>27) * 0x94d049bb133111eb
-		p[i] = float64((z^z>>31)>>11) / (1 << 53)
+		b.drawn += splitmix.Step
+		p[i] = splitmix.Float(splitmix.Mix(b.drawn))
 	}
 	return p
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"weft/cluster"
+	"weft/internal/splitmix"
 	"weft/job"
 	"weft/plan"
 	"weft/policy"
@@ -50,12 +51,9 @@ var PS = policy.Policy{
 	},
 }
 
-// hash is SplitMix64 of a tensor's number, on a stream of its own for each seed.
+// hash is a number of a tensor, from a stream of its own for each seed.
 func hash(seed uint64, k job.TensorID) uint64 {
-	x := seed + (uint64(k)+1)*0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
+	return splitmix.Mix(seed + (uint64(k)+1)*splitmix.Step)
 }
 
 // alone makes a group of each tensor.
