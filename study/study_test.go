@@ -174,7 +174,7 @@ func TestErrors(t *testing.T) {
 	s.Schedules[1] = Schedule{Name: "ddp", Run: func(ctx context.Context, jobs []*job.Job, c *cluster.Cluster) (Outcome, error) {
 		return prove(ctx, jobs[0], c, plan.New(jobs[0], "empty", "net"), plan.DefaultLimits)
 	}}
-	if _, err := Run(t.Context(), s, nil); err == nil || !strings.Contains(err.Error(), "study example, rx, 1 MB/s, ddp: the plan is not legal") {
+	if _, err := Run(t.Context(), s, nil); err == nil || !strings.Contains(err.Error(), "study example: rx, 1 MB/s, ddp: the plan is not legal") {
 		t.Errorf("got %v", err)
 	}
 	s = example()
