@@ -1,7 +1,9 @@
 package fusion
 
 import (
+	"fmt"
 	"math"
+	"math/rand/v2"
 	"reflect"
 	"slices"
 	"testing"
@@ -126,6 +128,56 @@ func TestGreedyIsNotOptimal(t *testing.T) {
 	}
 	if got := exact(ready, bytes, unlike, 4, 1); !slices.Equal(got, []int{1, 3}) {
 		t.Errorf("exact ends %v, want [1 3]", got)
+	}
+}
+
+// instance draws gradients of 1 to 20 bytes, up to 20 us apart, and a start-up of
+// up to 20 us; a byte takes 1 us.
+func instance(r *rand.Rand, n int) (ready, bytes []float64, alpha float64) {
+	at := 0.0
+	for range n {
+		at += float64(r.IntN(21))
+		ready, bytes = append(ready, at), append(bytes, float64(1+r.IntN(20)))
+	}
+	return ready, bytes, float64(r.IntN(21))
+}
+
+// How often a better grouping exists than the greedy rule's, which is never worse
+// than none: the figure of docs/policies/mg-wfbp.md.
+func TestGreedyMisses(t *testing.T) {
+	const instances = 20000
+	r := rand.New(rand.NewPCG(1, 0))
+	missed := 0
+	for range instances {
+		n := 2 + r.IntN(9)
+		ready, bytes, alpha := instance(r, n)
+		unlike := make([]bool, n)
+		alone := make([]int, n)
+		for i := range alone {
+			alone[i] = i + 1
+		}
+		got := finish(ready, bytes, greedy(ready, bytes, unlike, alpha, 1), alpha, 1)
+		if got > finish(ready, bytes, alone, alpha, 1) {
+			t.Fatalf("greedy is worse than no merging: ready %v, bytes %v, alpha %v", ready, bytes, alpha)
+		}
+		if finish(ready, bytes, exact(ready, bytes, unlike, alpha, 1), alpha, 1) < got {
+			missed++
+		}
+	}
+	t.Logf("greedy missed the best grouping of %.1f %%", 100*float64(missed)/instances)
+	if missed == 0 {
+		t.Error("greedy missed none")
+	}
+}
+
+func BenchmarkExact(b *testing.B) {
+	for _, n := range []int{300, 3000} {
+		b.Run(fmt.Sprintf("tensors=%d", n), func(b *testing.B) {
+			ready, bytes, alpha := instance(rand.New(rand.NewPCG(1, 0)), n)
+			for b.Loop() {
+				exact(ready, bytes, make([]bool, n), alpha, 1)
+			}
+		})
 	}
 }
 

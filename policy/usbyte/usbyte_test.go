@@ -1,6 +1,7 @@
 package usbyte
 
 import (
+	"math/rand/v2"
 	"testing"
 
 	"weft/cluster"
@@ -66,5 +67,22 @@ func TestSearchImproves(t *testing.T) {
 	}
 	if got := m.search(); got != 35 {
 		t.Errorf("ends at %v, want 35", got)
+	}
+}
+
+// As many tensors as the policy takes, of up to a million elements, over a link that is
+// about as busy as the device.
+func BenchmarkBuild(b *testing.B) {
+	r := rand.New(rand.NewPCG(1, 0))
+	fwd, bwd, bytes := make([]float64, maxTensors), make([]float64, maxTensors), make([]int64, maxTensors)
+	for i := range bytes {
+		fwd[i], bwd[i], bytes[i] = 100+400*r.Float64(), 200+800*r.Float64(), 4*(1+r.Int64N(1<<20))
+	}
+	j := job.Chain("layers", fwd, bwd, bytes)
+	c := cluster.Uniform(16, 1, cluster.Link{Name: "net", Latency: 25, Bandwidth: 40e9})
+	for b.Loop() {
+		if _, err := USByte.Build(b.Context(), j, c, policy.Options{}); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
