@@ -56,10 +56,12 @@ func ParseSize(s string) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if b != math.Trunc(b) || b > MaxBytes {
+	// Reading 67.4 and multiplying by 1e9 round once each: together by a ulp or so.
+	whole := math.Round(b)
+	if math.Abs(b-whole) > b*0x1p-52 || whole > MaxBytes {
 		return 0, fmt.Errorf("size %q: not a whole number of bytes up to 8 PiB", fault.Short(s))
 	}
-	return int64(b), nil
+	return int64(whole), nil
 }
 
 func parseQuantity(what, s string, units []unit) (float64, error) {

@@ -39,6 +39,9 @@ func TestParseQuantities(t *testing.T) {
 		{size, "64KiB", int64(65536)},
 		{size, "0.5KiB", int64(512)},
 		{size, "1MB", int64(1000000)},
+		{size, "67.4GB", int64(67_400_000_000)}, // 67.4 and 1e9 as doubles make 67400000000.00001
+		{size, "1.001kB", int64(1001)},
+		{size, "1.0005kB", `size "1.0005kB": not a whole number of bytes up to 8 PiB`},
 		{size, "0.5B", `size "0.5B": not a whole number of bytes up to 8 PiB`},
 		{size, "16384TiB", `size "16384TiB": not a whole number of bytes up to 8 PiB`},
 		{size, "NaN", `size "NaN": unknown unit "NaN"; known: [GiB MiB KiB B TB GB MB kB TiB]`},

@@ -87,10 +87,11 @@ func (r *Row) served() bool { return r.Refusal == nil }
 // processors there are. When all policies refuse the job, Run does. A plan that
 // the checker refutes is an error: no policy may build one.
 func Run(ctx context.Context, j *job.Job, c *cluster.Cluster, o Options) (*Comparison, error) {
-	if most := o.Policy.Limits.MaxMemory; most > 0 { // say so before any plan is built
-		if err := plan.LeastMemory(j).Within(most); err != nil {
-			return nil, fmt.Errorf("no plan fits job %q: %w", fault.Short(j.Name), err)
-		}
+	if most := o.Policy.Limits.MaxMemory; most > 0 && plan.LeastMemory(j).Within(most) != nil {
+		// Say so before any plan is built, and what a plain one would need: with that the policies have one.
+		plain := plan.New(j, "")
+		plain.Copies = o.Policy.Copies
+		return nil, fmt.Errorf("no plan fits job %q: %w", fault.Short(j.Name), plan.MemoryOf(plain, j).Within(most))
 	}
 	if len(o.Policies) == 0 {
 		return nil, errors.New("no policy to compare")

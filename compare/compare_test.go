@@ -203,6 +203,34 @@ func TestNothing(t *testing.T) {
 	}
 }
 
+// The memory that a refusal names is enough for a plan, and a byte less is not.
+func TestMemory(t *testing.T) {
+	for _, copies := range []bool{false, true} {
+		j, c, o := example()
+		for i := range j.Ops {
+			j.Ops[i].Output = 1000 // of the last, which nobody needs, too: in some order it is not there
+		}
+		o.Policy.Copies = copies
+		o.Policy.Limits = plan.DefaultLimits
+		o.Policy.Limits.MaxMemory = 1
+		_, err := Run(t.Context(), j, c, o)
+		e, ok := errors.AsType[*plan.MemoryError](err)
+		if !ok {
+			t.Fatalf("got %v", err)
+		}
+		need := e.Need.Total()
+		for _, x := range []struct {
+			most int64
+			fits bool
+		}{{need, true}, {need - 1, false}} {
+			o.Policy.Limits.MaxMemory = x.most
+			if _, err := Run(t.Context(), j, c, o); (err == nil) != x.fits {
+				t.Errorf("copies %v: %d bytes are needed, and with %d: %v", copies, need, x.most, err)
+			}
+		}
+	}
+}
+
 func TestUnusedLink(t *testing.T) {
 	j, c, o := example()
 	c.Links = append(c.Links, cluster.Link{Name: "second", Latency: 1, Bandwidth: 8e6})
