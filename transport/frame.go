@@ -10,7 +10,7 @@ import (
 )
 
 // What travels on a connection, once it is authenticated, are frames: a header,
-// and after that of Data as many bytes as it says. docs/formats/frames.md has the layout
+// and after those of two kinds as many bytes as it says. docs/formats/frames.md has the layout
 // and the rules; it is to be changed with this file.
 
 // frameVersion is that of frames and of the handshake.
@@ -23,11 +23,12 @@ var magic = [4]byte{'w', 'e', 'f', 't'}
 type frameKind uint8
 
 const (
-	frameData     frameKind = 1 + iota // a message
+	frameEager    frameKind = 1 + iota // a message that takes room of the window
 	frameAnnounce                      // a message of that length waits at its sender
 	frameReady                         // a receiver waits for a message of that length
+	frameData                          // a message that Ready has asked for
 	frameWindow                        // nothing but the room that it gives back
-	frameBye                           // the last frame of this connection
+	frameBye                           // the last frame of its sender on this connection
 )
 
 // flagChecksum says that the header's last field is a checksum.
@@ -44,6 +45,9 @@ type frame struct {
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// hasData tells whether the message itself follows the header.
+func (f *frame) hasData() bool { return f.kind == frameEager || f.kind == frameData }
 
 // encode writes the header of a frame and its data; the checksum covers both,
 // and is made here.
@@ -88,7 +92,7 @@ func (f *frame) decode(h *[headerSize]byte, epoch uint64) error {
 		return fmt.Errorf("a frame of version %d, where this program has version %d", h[4], frameVersion)
 	case got != epoch:
 		return fmt.Errorf("a frame of job epoch %d in epoch %d", got, epoch)
-	case f.kind < frameData || f.kind > frameBye:
+	case f.kind < frameEager || f.kind > frameBye:
 		return fmt.Errorf("a frame of unknown kind %d", f.kind)
 	case flags&^flagChecksum != 0:
 		return fmt.Errorf("a frame with unknown flags %#x", flags)
@@ -96,6 +100,8 @@ func (f *frame) decode(h *[headerSize]byte, epoch uint64) error {
 		return fmt.Errorf("a frame without a checksum that has one")
 	case f.length > math.MaxInt:
 		return fmt.Errorf("a frame of %d bytes", f.length)
+	case f.kind == frameEager && f.length > Eager:
+		return fmt.Errorf("%d bytes in a frame for at most %d", f.length, Eager)
 	case f.kind >= frameWindow && (f.length != 0 || f.tag != Tag{}):
 		return fmt.Errorf("a frame of kind %d with a message", f.kind)
 	case f.room > Window:
@@ -112,7 +118,7 @@ type frameReader struct {
 	head  [headerSize]byte
 }
 
-// next reads a header. After one of Data, data is to be called. The error at
+// next reads a header. If the frame has data, data or discard is to be called next. The error at
 // the end of the stream is io.EOF between frames.
 func (r *frameReader) next(f *frame) error {
 	if _, err := io.ReadFull(r.r, r.head[:]); err != nil {
@@ -121,10 +127,10 @@ func (r *frameReader) next(f *frame) error {
 	if err := f.decode(&r.head, r.epoch); err != nil {
 		return err
 	}
-	if f.kind != frameData {
-		return r.check(f, nil)
+	if f.hasData() {
+		return nil
 	}
-	return nil
+	return r.check(f, nil)
 }
 
 // data reads the data of the frame that next has found into dst, which has its
@@ -141,7 +147,7 @@ func (r *frameReader) data(f *frame, dst []byte) error {
 
 // discard skips that data.
 func (r *frameReader) discard(f *frame) error {
-	_, err := io.CopyN(io.Discard, r.r, int64(f.length))
+	_, err := r.r.Discard(int(f.length))
 	return err
 }
 

@@ -16,7 +16,7 @@ func TestFrameLayout(t *testing.T) {
 	f := frame{kind: frameData, tag: Tag{0x0102, 0x1112131415161718, 0x21222324}, length: 2, room: 0x00010203}
 	var h [headerSize]byte
 	f.encode(&h, 0x3132333435363738, []byte("ab"))
-	want := "77656674" + "01" + "01" + "0201" + "24232221" + "00000000" +
+	want := "77656674" + "01" + "04" + "0201" + "24232221" + "00000000" +
 		"3837363534333231" + "1817161514131211" + "0200000000000000" + "03020100" + "00000000"
 	if got := hex.EncodeToString(h[:]); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
@@ -50,12 +50,13 @@ func TestFrameRefused(t *testing.T) {
 		{"version", data, func(b []byte) { b[4] = 2 }, "a frame of version 2, where this program has version 1"},
 		{"epoch", data, func(b []byte) { b[16] = 8 }, "a frame of job epoch 8 in epoch 9"},
 		{"no kind", data, func(b []byte) { b[5] = 0 }, "a frame of unknown kind 0"},
-		{"kind", data, func(b []byte) { b[5] = 6 }, "a frame of unknown kind 6"},
+		{"kind", data, func(b []byte) { b[5] = 7 }, "a frame of unknown kind 7"},
 		{"flags", data, func(b []byte) { b[13] = 1 }, "a frame with unknown flags 0x100"},
 		{"sum that is none", data, func(b []byte) { b[44] = 1 }, "a frame without a checksum that has one"},
 		{"length", frame{kind: frameAnnounce, length: math.MaxInt + 1}, nil, "a frame of 9223372036854775808 bytes"},
-		{"goodbye with a message", frame{kind: frameBye, length: 1}, nil, "a frame of kind 5 with a message"},
-		{"window with a tag", frame{kind: frameWindow, tag: Tag{Op: 1}}, nil, "a frame of kind 4 with a message"},
+		{"too long for its kind", frame{kind: frameEager, length: Eager + 1}, nil, "65537 bytes in a frame for at most 65536"},
+		{"goodbye with a message", frame{kind: frameBye, length: 1}, nil, "a frame of kind 6 with a message"},
+		{"window with a tag", frame{kind: frameWindow, tag: Tag{Op: 1}}, nil, "a frame of kind 5 with a message"},
 		{"room", frame{kind: frameWindow, room: Window + 1}, nil, "a frame that gives 1048577 bytes back to a window of 1048576"},
 	} {
 		b := encoded(tc.f, 9, "")
@@ -72,11 +73,11 @@ func TestFrameRefused(t *testing.T) {
 // Every bit of a frame with a checksum counts.
 func TestFrameChecksum(t *testing.T) {
 	for _, f := range []frame{
-		{kind: frameData, sum: true, tag: Tag{1, 2, 3}, length: 5, room: 7},
+		{kind: frameEager, sum: true, tag: Tag{1, 2, 3}, length: 5, room: 7},
 		{kind: frameReady, sum: true, tag: Tag{1, 2, 3}, length: 5, room: 7},
 	} {
 		data := ""
-		if f.kind == frameData {
+		if f.hasData() {
 			data = "hello"
 		}
 		for bit := range (headerSize + len(data)) * 8 {
@@ -85,7 +86,7 @@ func TestFrameChecksum(t *testing.T) {
 			r := frameReader{r: bufio.NewReader(bytes.NewReader(b)), epoch: 9}
 			var got frame
 			err := r.next(&got)
-			if err == nil && got.kind == frameData && got.length < 1<<20 {
+			if err == nil && got.hasData() && got.length < 1<<20 {
 				err = r.data(&got, make([]byte, got.length))
 			}
 			if err == nil && got.length < 1<<20 {
@@ -151,7 +152,7 @@ func FuzzFrame(f *testing.F) {
 				return
 			}
 			var data []byte
-			if got.kind == frameData {
+			if got.hasData() {
 				if got.length > bound {
 					return
 				}
