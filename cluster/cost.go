@@ -9,8 +9,9 @@ import (
 // c.Links[link], all workers taking part. It is zero for no bytes, and for one
 // worker. The formulas, and how each follows from the steps of its algorithm,
 // are in docs/cluster.md. c must be valid. It is an error to ask for a link
-// that does not exist, for Push or Pull without servers, for negative bytes, or
-// for a kind that a measured link has no curve for and no bandwidth either.
+// that does not exist, for Push or Pull without servers, for negative bytes, or,
+// an [*UnpricedError], for a kind that a measured link has no curve for and no
+// bandwidth either.
 func (c *Cluster) Cost(link int, k Kind, bytes int64) (Cost, error) {
 	switch {
 	case link < 0 || link >= len(c.Links):
@@ -29,12 +30,22 @@ func (c *Cluster) Cost(link int, k Kind, bytes int64) (Cost, error) {
 		return price(points, bytes), nil
 	}
 	if l.Bandwidth == 0 {
-		return Cost{}, fmt.Errorf("cluster: link %q has neither a measured curve for %v nor a bandwidth", l.Name, k)
+		return Cost{}, &UnpricedError{l.Name, k}
 	}
 	if k == Push || k == Pull {
 		return c.served(l, k, float64(bytes)), nil
 	}
 	return c.collective(l, k, float64(bytes)), nil
+}
+
+// UnpricedError is that a link was measured, but not for this kind of transfer.
+type UnpricedError struct {
+	Link string
+	Kind Kind
+}
+
+func (e *UnpricedError) Error() string {
+	return fmt.Sprintf("cluster: link %q has neither a measured curve for %v nor a bandwidth", e.Link, e.Kind)
 }
 
 // collective prices a collective of the workers among themselves: l's algorithm

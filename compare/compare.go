@@ -45,10 +45,17 @@ type Options struct {
 // Comparison is the outcome.
 type Comparison struct {
 	// Blocks of policies that move the same bytes: those that reduce among the
-	// workers, then those with parameter servers. A block without policies is
-	// left out.
+	// workers, then those with parameter servers. A block is left out without
+	// policies, or if no link has a price for what they transfer.
 	Blocks []Block
 	Notes  []string
+}
+
+// unpriced reports that a link of the cluster was not measured for what a policy
+// would transfer.
+func unpriced(err error) bool {
+	_, is := errors.AsType[*cluster.UnpricedError](err)
+	return is
 }
 
 // Block is a ranking and the bounds that end it.
@@ -128,7 +135,11 @@ func Run(ctx context.Context, j *job.Job, c *cluster.Cluster, o Options) (*Compa
 		slices.SortStableFunc(b.Rows, func(x, y Row) int {
 			return cmp.Or(rank(x.served())-rank(y.served()), cmp.Compare(x.Time, y.Time))
 		})
-		if err := b.end(j, servers, o.Policy.Limits); err != nil {
+		err := b.end(j, servers, o.Policy.Limits)
+		if unpriced(err) { // then nor has a policy a price; the notes say so
+			continue
+		}
+		if err != nil {
 			return nil, fmt.Errorf("lower bound: %w", err)
 		}
 		out.Blocks = append(out.Blocks, b)
@@ -255,6 +266,10 @@ func try(ctx context.Context, j *job.Job, c *cluster.Cluster, p policy.Policy, o
 		return r, fmt.Errorf("the plan of policy %s is not legal for this job: %w", p.Name, err)
 	}
 	result, err := sim.Run(ctx, j, c, r.Plan, sim.Options{})
+	if unpriced(err) {
+		r.Refusal = err
+		return r, nil
+	}
 	if err != nil {
 		return r, fmt.Errorf("policy %s: %w", p.Name, err)
 	}

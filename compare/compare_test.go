@@ -231,6 +231,45 @@ func TestMemory(t *testing.T) {
 	}
 }
 
+// A link that was measured for some kinds of transfer alone serves the policies
+// that make do with those; the others say what is missing.
+func TestUnpriced(t *testing.T) {
+	for _, x := range []struct {
+		kinds          []cluster.Kind
+		served, missed string
+	}{
+		{[]cluster.Kind{cluster.AllReduce}, "ddp", "ps"},
+		{[]cluster.Kind{cluster.Push, cluster.Pull}, "ps", "ddp"},
+	} {
+		j, c, o := example()
+		c.Links[0] = cluster.Link{Name: "net"}
+		for _, k := range x.kinds {
+			c.Links[0].Curve = append(c.Links[0].Curve, cluster.Point{Kind: k, Bytes: 1000, Time: 3000})
+		}
+		o.Policies = nil
+		for _, name := range []string{"ddp", "ps"} {
+			p, err := all.Lookup(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			o.Policies = append(o.Policies, p)
+		}
+		got, err := Run(t.Context(), j, c, o)
+		if err != nil {
+			t.Errorf("%v: %v", x.kinds, err)
+			continue
+		}
+		if len(got.Blocks) != 1 || len(got.Blocks[0].Rows) != 1 || got.Blocks[0].Rows[0].Policy.Name != x.served {
+			t.Errorf("%v: got %v, want %s alone", x.kinds, names(got), x.served)
+		}
+		if !slices.ContainsFunc(got.Notes, func(n string) bool {
+			return strings.HasPrefix(n, x.missed+" is not compared: ") && strings.Contains(n, "neither a measured curve")
+		}) {
+			t.Errorf("%v: no note on %s: %q", x.kinds, x.missed, got.Notes)
+		}
+	}
+}
+
 func TestUnusedLink(t *testing.T) {
 	j, c, o := example()
 	c.Links = append(c.Links, cluster.Link{Name: "second", Latency: 1, Bandwidth: 8e6})
