@@ -9,6 +9,7 @@ import (
 
 	"weft/bound"
 	"weft/cluster"
+	"weft/internal/permutation"
 	"weft/internal/random"
 	"weft/job"
 	"weft/plan"
@@ -109,7 +110,7 @@ func fastest(t interface{ Fatal(...any) }, j *job.Job, c *cluster.Cluster) float
 		tensors[k] = job.TensorID(k)
 	}
 	for order := range orders(j) {
-		for perm := range permutations(tensors) {
+		for perm := range permutation.All(tensors) {
 			p := plan.New(j, "test", c.Links[0].Name)
 			p.Order, p.Ops = order, j.OpsFingerprint()
 			p.Updates[0].At = plan.AtRead
@@ -164,7 +165,7 @@ func orders(j *job.Job) func(yield func([][]job.OpID) bool) {
 			}
 			l := runs[i].lane
 			n := len(order[l])
-			for perm := range permutations(runs[i].ops) {
+			for perm := range permutation.All(runs[i].ops) {
 				if !topological(j, perm) {
 					continue
 				}
@@ -190,27 +191,6 @@ func topological(j *job.Job, ops []job.OpID) bool {
 		}
 	}
 	return true
-}
-
-func permutations[T any](in []T) func(yield func([]T) bool) {
-	return func(yield func([]T) bool) {
-		x := slices.Clone(in)
-		var from func(i int) bool
-		from = func(i int) bool {
-			if i >= len(x)-1 {
-				return yield(x)
-			}
-			for k := i; k < len(x); k++ {
-				x[i], x[k] = x[k], x[i]
-				if !from(i + 1) {
-					return false
-				}
-				x[i], x[k] = x[k], x[i]
-			}
-			return true
-		}
-		from(0)
-	}
 }
 
 // No order of the ops and of the transfers of small graphs comes out below.

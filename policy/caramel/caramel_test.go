@@ -10,6 +10,7 @@ import (
 
 	"weft/bound"
 	"weft/cluster"
+	"weft/internal/permutation"
 	"weft/internal/random"
 	"weft/job"
 	"weft/plan"
@@ -292,32 +293,11 @@ func ordering(t interface{ Fatal(...any) }, j *job.Job, c *cluster.Cluster, cros
 	slices.SortStableFunc(recorded, func(a, b job.TensorID) int { return int(m.ready[a] - m.ready[b]) })
 	s = newSearch(newClasses(newGraph(j), j.ReadyOps()), j.ReadyOps(), m, cost)
 	best = math.Inf(1)
-	for p := range permutations(recorded) {
+	for p := range permutation.All(recorded) {
 		best = min(best, s.lateness(p))
 	}
 	s.steps = 0
 	return s, recorded, best
-}
-
-func permutations[T any](in []T) func(yield func([]T) bool) {
-	return func(yield func([]T) bool) {
-		x := slices.Clone(in)
-		var from func(i int) bool
-		from = func(i int) bool {
-			if i >= len(x)-1 {
-				return yield(x)
-			}
-			for k := i; k < len(x); k++ {
-				x[i], x[k] = x[k], x[i]
-				if !from(i + 1) {
-					return false
-				}
-				x[i], x[k] = x[k], x[i]
-			}
-			return true
-		}
-		from(0)
-	}
 }
 
 // Johnson's rule is optimal where no gradients share ops: the network, which works

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 
+	"weft/internal/permutation"
+
 	"pgregory.net/rapid"
 )
 
@@ -65,18 +67,9 @@ func (w *worker) best() float64 {
 	for r := range order {
 		order[r] = r
 	}
-	var permute func(k int)
-	permute = func(k int) {
-		if k == len(order) {
-			least = min(least, w.makespan(order))
-		}
-		for i := k; i < len(order); i++ {
-			order[k], order[i] = order[i], order[k]
-			permute(k + 1)
-			order[k], order[i] = order[i], order[k]
-		}
+	for x := range permutation.All(order) {
+		least = min(least, w.makespan(x))
 	}
-	permute(0)
 	return least
 }
 
