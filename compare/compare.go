@@ -144,22 +144,28 @@ func Run(ctx context.Context, j *job.Job, c *cluster.Cluster, o Options) (*Compa
 		}
 		out.Blocks = append(out.Blocks, b)
 	}
-	for _, l := range c.Links {
-		if !slices.ContainsFunc(rows, func(r Row) bool { return r.served() && uses(r.Plan, l.Name) }) {
-			out.Notes = append(out.Notes, fmt.Sprintf("no policy uses link %s, which the bound counts", l.Name))
-		}
-	}
-	for _, l := range c.Links {
-		if l.Latency == 0 && len(l.Curve) == 0 && c.World() > 1 {
-			out.Notes = append(out.Notes, fmt.Sprintf("link %s has no latency, so transfers start for free, however many; write it as in 10Gbit,25us", l.Name))
-		}
-	}
+	out.Notes = append(out.Notes, linkNotes(rows, c)...)
 	if best := out.Blocks[0].Rows[0].Mean; j.HasDevice() && best.Idle > hostBound*best.Iteration {
 		out.Notes = append(out.Notes, fmt.Sprintf(
 			"host-bound: %.1f ms of each iteration the device waits for the host, not for the network; no schedule of communication recovers that",
 			best.Idle/1000))
 	}
 	return out, nil
+}
+
+// linkNotes are what a reader must know of the links.
+func linkNotes(rows []Row, c *cluster.Cluster) (out []string) {
+	for _, l := range c.Links {
+		if !slices.ContainsFunc(rows, func(r Row) bool { return r.served() && uses(r.Plan, l.Name) }) {
+			out = append(out, fmt.Sprintf("no policy uses link %s, which the bound counts", l.Name))
+		}
+	}
+	for _, l := range c.Links {
+		if l.Latency == 0 && len(l.Curve) == 0 && c.World() > 1 {
+			out = append(out, fmt.Sprintf("link %s has no latency, so transfers start for free, however many; write it as in 10Gbit,25us", l.Name))
+		}
+	}
+	return out
 }
 
 // refusal is why there is no row: if plans do not fit into memory, how much the

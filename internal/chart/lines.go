@@ -53,34 +53,9 @@ func Lines(w io.Writer, l LineChart) error {
 	c.Line("axis thin", x.from, bottom, x.to, bottom)
 
 	var ends []end
-	for i, s := range l.Lines {
-		line, dot := stroke(i), fill(i)
-		if s.Reference {
-			line, dot = "line mark dash", ""
-		}
-		var path []float64
-		for k := range s.X {
-			if !x.shows(s.X[k]) || !y.shows(s.Values[k]) {
-				c.path(line, path)
-				path = nil
-				continue
-			}
-			path = append(path, x.at(s.X[k]), y.at(s.Values[k]))
-		}
-		c.path(line, path)
-		last := -1
-		for k := range s.X {
-			if !x.shows(s.X[k]) || !y.shows(s.Values[k]) {
-				continue
-			}
-			last = k
-			if dot != "" && len(s.X) <= 40 {
-				c.Circle(dot, x.at(s.X[k]), y.at(s.Values[k]), 3, fmt.Sprintf("%s: %s at %s", s.Name, number(s.Values[k]), number(s.X[k])))
-			}
-		}
-		if last >= 0 {
-			at := y.at(s.Values[last])
-			ends = append(ends, end{name: s.Name, line: line, x: x.at(s.X[last]), y: at, label: at})
+	for i := range l.Lines {
+		if e, ok := c.line(i, &l.Lines[i], &x, &y); ok {
+			ends = append(ends, e)
 		}
 	}
 	spread(ends, 14, top, bottom)
@@ -92,6 +67,40 @@ func Lines(w io.Writer, l LineChart) error {
 	c.Text("dim mid", (x.from+x.to)/2, c.y, svg.Fit(l.X.Label, x.to-x.from))
 	return c.finish(w)
 }
+
+// line draws series i, with discs where its points are few, and returns where it
+// ends; not ok if nothing of it is shown.
+func (c *canvas) line(i int, s *Series, x, y *scale) (last end, ok bool) {
+	class, dot := stroke(i), fill(i)
+	if s.Reference {
+		class, dot = "line mark dash", ""
+	}
+	var path []float64 // since the last gap
+	var shown []int
+	for k := range s.X {
+		if !x.shows(s.X[k]) || !y.shows(s.Values[k]) {
+			c.path(class, path)
+			path = nil
+			continue
+		}
+		path = append(path, x.at(s.X[k]), y.at(s.Values[k]))
+		shown = append(shown, k)
+	}
+	c.path(class, path)
+	if len(shown) == 0 {
+		return end{}, false
+	}
+	if dot != "" && len(s.X) <= maxDiscs {
+		for _, k := range shown {
+			c.Circle(dot, x.at(s.X[k]), y.at(s.Values[k]), 3, fmt.Sprintf("%s: %s at %s", s.Name, number(s.Values[k]), number(s.X[k])))
+		}
+	}
+	k := shown[len(shown)-1]
+	at := y.at(s.Values[k])
+	return end{name: s.Name, line: class, x: x.at(s.X[k]), y: at, label: at}, true
+}
+
+const maxDiscs = 40 // of a line; more would run together
 
 func (c *canvas) path(class string, points []float64) {
 	if len(points) > 2 {

@@ -2,6 +2,7 @@ package fusion
 
 import (
 	"context"
+
 	"weft/cluster"
 	"weft/job"
 	"weft/plan"
