@@ -1,21 +1,23 @@
-# make demo      build weft and run it on a recorded trace
-# make test      every test, with the race detector
-# make lint      gofmt, go vet, staticcheck, and the walls between packages
-# make build     a static bin/weft
-# make bench     every benchmark
-# make fuzz      every fuzz test, for FUZZTIME each
-# make pictures  the timelines of docs/policies
-# make studies   the tables and charts of docs/studies.md
+# make demo        build weft and run it on a recorded trace
+# make test        every test, with the race detector
+# make test-torch  the PyTorch client's tests, with PYTHON (/usr/bin/python3)
+# make lint        gofmt, go vet, staticcheck, and the walls between packages
+# make build       a static bin/weft
+# make bench       every benchmark
+# make fuzz        every fuzz test, for FUZZTIME each
+# make pictures    the timelines of docs/policies
+# make studies     the tables and charts of docs/studies.md
 
 VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 FUZZTIME ?= 10s
 BENCH    ?= .
+PYTHON   ?= /usr/bin/python3
 DEMO     := testdata/traces/gpt-gloo-torch2.6
 
 # Releases are the same everywhere: no cgo, no paths, no clock in the binary.
 BUILD := CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '-s -w -X main.version=$(VERSION)'
 
-.PHONY: demo test lint build bench pictures studies fuzz clean cc
+.PHONY: demo test test-torch lint build bench pictures studies fuzz clean cc
 
 build:
 	@$(BUILD) -o bin/weft ./cmd/weft
@@ -28,6 +30,10 @@ demo: build
 test: cc
 	CGO_ENABLED=1 go test -race ./...
 	go test -run '^TestCompare$$' ./acceptance # has nothing for the race detector
+
+test-torch:
+	@PYTHON=$(PYTHON) tools/need-torch
+	cd python && $(PYTHON) -W ignore -m unittest
 
 lint:
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "not formatted, run gofmt -w:" $$unformatted; exit 1; }

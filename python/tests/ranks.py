@@ -1,0 +1,38 @@
+"""Several ranks as threads of one process, for what needs no process of its own."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from typing import Any, Callable, List
+
+from weft._session import Session
+
+from .fake_agent import FakeAgent
+
+
+def ranks(world: int, function: Callable[[Session], Any]) -> List[Any]:
+    """Calls a function once a rank under an agent for tests; returns results, or the exceptions that ended them."""
+    results: List[Any] = [None] * world
+
+    def rank(r: int, path: str) -> None:
+        session = Session({"WEFT_SOCKET": path, "RANK": str(r), "WORLD_SIZE": str(world), "LOCAL_RANK": str(r)})
+        try:
+            results[r] = function(session)
+            session.close(in_order=True)
+        except Exception as e:
+            results[r] = e
+            session.close(in_order=False)
+
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "agent")
+        with FakeAgent(path, world):
+            threads = [threading.Thread(target=rank, args=[r, path], daemon=True) for r in range(world)]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join(60)
+                if t.is_alive():
+                    raise TimeoutError("a rank hangs")
+    return results

@@ -1,0 +1,54 @@
+"""However one rank ends, the other ends too, and says why."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import unittest
+
+from . import launch
+
+
+class Ends(unittest.TestCase):
+    def run_both(self, way: str) -> None:
+        code, reason = {"exception": (1, "ValueError: a bug in the step"), "exit": (3, ""), "kill": (-9, "")}[way]
+        one, two = launch.run("fake", 2, "ends.py", way)
+        self.assertEqual(two.code, code, two.output)
+        self.assertIn(reason, two.output)
+        self.assertEqual(one.code, 1, one.output)
+        self.assertRegex(one.output, "WeftError: rank 1 ended")
+
+    def test_exception(self) -> None:
+        self.run_both("exception")
+
+    def test_kill(self) -> None:
+        self.run_both("kill")
+
+    def test_exit(self) -> None:
+        self.run_both("exit")
+
+    def test_in_order(self) -> None:
+        for rank in launch.run("fake", 2, "ends.py", "none"):
+            self.assertEqual(rank.code, 0, rank.output)
+
+    @unittest.skipUnless(launch.WEFT, "WEFT_BINARY is not set")
+    def test_weft_run(self) -> None:
+        for way in "none", "exception", "exit", "kill":
+            with self.subTest(way):
+                (both,) = launch.run("weft", 2, "ends.py", way)
+                self.assertEqual(both.code, {"none": 0, "exception": 1, "exit": 3, "kill": 137}[way], both.output)
+                if way != "none":
+                    self.assertRegex(both.output, "rank 1")
+
+    def test_no_agent(self) -> None:
+        env = {k: v for k, v in os.environ.items() if k != "WEFT_SOCKET"}
+        env["PYTHONPATH"] = os.path.dirname(launch.HERE)
+        program = "import weft.torch as weft; weft.init()"
+        got = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+        self.assertEqual(got.returncode, 1)
+        self.assertIn("weft run -n 2 -- python3", got.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,304 @@
+"""What a wrapped model does where DistributedDataParallel does something else, or nothing."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import unittest
+from typing import Any, Callable, List
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from weft._client import WeftError
+
+from .ranks import ranks
+
+BATCH = torch.arange(12.0).view(3, 4)
+
+
+def model() -> nn.Sequential:
+    """Its weights are all 1: the gradient of sum() by the first layer's weights is 2 * the inputs' sums, on both rows."""
+    m = nn.Sequential(nn.Linear(4, 2, bias=False), nn.Linear(2, 2))
+    for p in m.parameters():
+        nn.init.ones_(p)
+    return m
+
+
+def wrap(session: Any, m: nn.Module, bucket_bytes: int = 1 << 20) -> nn.Module:
+    session.wrap(m, bucket_bytes, bucket_bytes)
+    return m
+
+
+class Reducer(unittest.TestCase):
+    def results(self, world: int, work: Callable[[Any], Any]) -> List[Any]:
+        results = ranks(world, work)
+        for r in results:
+            if isinstance(r, Exception):
+                raise r
+        return results
+
+    def refused(self, world: int, work: Callable[[Any], Any], message: str) -> None:
+        for r in ranks(world, work):
+            self.assertIsInstance(r, WeftError, r)
+            self.assertRegex(str(r), message)
+
+    def test_average(self) -> None:
+        """Of three ranks, whose batches are 1, 2 and 3 times the same: twice it."""
+
+        def work(session):
+            m = wrap(session, model())
+            m(BATCH * (session.client.rank + 1)).sum().backward()
+            return m[0].weight.grad
+
+        want = (2 * 2 * BATCH.sum(0)).expand(2, 4)
+        for got in self.results(3, work):
+            self.assertTrue(torch.equal(got, want), got)
+
+    def test_gradients_are_the_users_own(self) -> None:
+        """Writing into a gradient changes neither region, and one step's averages do not change the last one's."""
+
+        def work(session):
+            m = wrap(session, model())
+            m(BATCH).sum().backward()
+            kept = m[0].weight.grad
+            value = kept.clone()
+            m.zero_grad(set_to_none=True)
+            m(BATCH * 5).sum().backward()
+            self.assertTrue(torch.equal(kept, value))
+            kept.fill_(9)
+            self.assertTrue(torch.equal(m[0].weight.grad, value * 5))
+
+        self.results(2, work)
+
+    def test_used_only_without_reducing(self) -> None:
+        """Within no_sync rank 0 uses both layers; the pass that reduces uses only the first. Both gradients are averages."""
+
+        def work(session):
+            m = wrap(session, model())
+            session.reducer.paused = True
+            if session.client.rank == 0:
+                m(BATCH).sum().backward()
+            session.reducer.paused = False
+            m[0](BATCH).sum().backward()
+            return [p.grad for p in m.parameters()]
+
+        for first, second, bias in self.results(2, work):
+            s = BATCH.sum(0)
+            self.assertTrue(torch.equal(first, (2 * s / 2 + s).expand(2, 4)), first)
+            self.assertTrue(torch.equal(second, torch.full((2, 2), BATCH.sum().item() / 2)), second)
+            self.assertTrue(torch.equal(bias, torch.full((2,), 1.5)), bias)
+
+    def test_unused_everywhere(self) -> None:
+        def work(session):
+            m = wrap(session, model(), 1)
+            m[0](BATCH).sum().backward()
+            return [p.grad is None for p in m.parameters()]
+
+        self.assertEqual(self.results(2, work), [[False, True, True]] * 2)
+
+    def test_two_losses(self) -> None:
+        """Two passes through one graph: the second adds to averages, after the buffers were broadcast."""
+
+        def work(session):
+            m = wrap(session, nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
+            out = m(BATCH * (session.client.rank + 1))
+            out.sum().backward(retain_graph=True)
+            once = m[1].weight.grad.clone()
+            out.sum().backward()
+            self.assertTrue(torch.equal(m[1].weight.grad, 2 * once))
+            return m[0].running_mean
+
+        a, b = self.results(2, work)
+        self.assertTrue(torch.equal(a, b))
+        self.assertTrue(torch.equal(a, 0.1 * BATCH.mean(0)), a)  # rank 0's, with BatchNorm's momentum of 0.1
+
+    def test_autograd_grad_reduces_nothing(self) -> None:
+        def work(session):
+            m = wrap(session, model())
+            if session.client.rank == 0:
+                x = BATCH.clone().requires_grad_()
+                torch.autograd.grad(m(x).sum(), x, create_graph=True)
+                torch.autograd.grad(m(x).sum(), list(m.parameters()))
+            self.assertIsNone(m[0].weight.grad)
+            m(BATCH).sum().backward(create_graph=True)
+            self.assertTrue(torch.equal(m[0].weight.grad, (2 * BATCH.sum(0)).expand(2, 4)))
+
+        self.results(2, work)
+
+    def test_one_rank_evaluates(self) -> None:
+        def work(session):
+            m = wrap(session, nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
+            m(BATCH).sum().backward()
+            if session.client.rank == 0:
+                m.eval()
+                m(BATCH)
+                m.train()
+            m(BATCH).sum().backward()
+
+        self.results(2, work)
+
+    def test_copies_are_plain(self) -> None:
+        """A copy of the model, in memory or pickled, trains on this rank alone."""
+
+        def work(session):
+            m = wrap(session, model())
+            for c in copy.deepcopy(m), pickle.loads(pickle.dumps(m)):
+                if session.client.rank == 0:
+                    c(BATCH).sum().backward()
+                    self.assertTrue(torch.equal(c[0].weight.grad, (2 * BATCH.sum(0)).expand(2, 4)))
+                self.assertIsNone(m[0].weight.grad)
+            m(BATCH).sum().backward()
+
+        self.results(2, work)
+
+    def test_plain_after_close(self) -> None:
+        def work(session):
+            m = wrap(session, model())
+            session.close(in_order=True)
+            m(BATCH).sum().backward()
+            return m[0].weight.grad
+
+        self.results(2, work)
+
+    def test_hooks_lost(self) -> None:
+        """A trip to another type and back replaces the graph's nodes, of all parameters or of some; it costs no step."""
+        for part in (lambda m: m, lambda m: m[1]):
+
+            def work(session):
+                m = wrap(session, model(), 1)
+                part(m).double().float()
+                for step in 1, 2:
+                    m.zero_grad(set_to_none=True)
+                    m(BATCH * (2 * session.client.rank + step)).sum().backward()
+                    want = (2 * (1 + step) * BATCH.sum(0)).expand(2, 4)
+                    self.assertTrue(torch.equal(m[0].weight.grad, want), m[0].weight.grad)
+
+            self.results(2, work)
+
+    def test_parameter_replaced(self) -> None:
+        def work(session):
+            m = wrap(session, model())
+            m[1].bias = nn.Parameter(torch.zeros(2))
+            m(BATCH)
+
+        self.refused(2, work, r"parameter 1\.bias was replaced")
+
+    def test_type_changed(self) -> None:
+        def work(session):
+            m = wrap(session, model())
+            m[1].double()
+            m(BATCH)
+
+        self.refused(2, work, r"parameter 1\.weight changed from torch\.float32 to torch\.float64")
+
+    def test_unfrozen(self) -> None:
+        def work(session):
+            m = model()
+            m[1].bias.requires_grad_(False)
+            wrap(session, m)
+            m[1].bias.requires_grad_(True)
+            m(BATCH)
+
+        self.refused(2, work, r"parameter 1\.bias requires a gradient now")
+
+    def test_sparse(self) -> None:
+        def work(session):
+            m = wrap(session, nn.Sequential(nn.Embedding(5, 2, sparse=True), nn.Linear(2, 1)))
+            m(torch.tensor([1, 2])).sum().backward()
+
+        self.refused(2, work, r"rank \d.*parameter 0\.weight has a sparse gradient|rank \d ended without goodbye")
+
+    def test_unsupported_type(self) -> None:
+        def work(session):
+            wrap(session, nn.Linear(2, 2, dtype=torch.complex64))
+
+        for e in ranks(2, work):
+            self.assertRegex(str(e), "parameter weight is of type torch.complex64")
+
+    def test_models_differ(self) -> None:
+        self.refused(2, lambda session: wrap(session, nn.Linear(2, 3 + session.client.rank)), "weight")
+
+    def test_another_model(self) -> None:
+        def work(session):
+            first, second = wrap(session, model()), wrap(session, nn.Linear(4, 2))
+            second(BATCH).sum().backward()
+            first(BATCH).sum().backward()
+
+        self.refused(2, work, "wrap was called for another")
+
+    def test_interrupted(self) -> None:
+        """An exception in backward is forgiven as long as no bucket has gone to the other ranks."""
+
+        class Fail(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, g):
+                raise ZeroDivisionError
+
+        for bucket_bytes, forgiven in (1 << 20, True), (1, False):
+
+            def work(session):
+                m = wrap(session, model(), bucket_bytes)
+                with self.assertRaises(ZeroDivisionError):
+                    m[1](Fail.apply(m[0](BATCH))).sum().backward()
+                m.zero_grad(set_to_none=True)
+                m(BATCH).sum().backward()
+                return m[0].weight.grad
+
+            if forgiven:
+                for got in self.results(2, work):
+                    self.assertTrue(torch.equal(got, (2 * BATCH.sum(0)).expand(2, 4)))
+            else:
+                self.refused(2, work, "ended by an exception|ended without goodbye")
+
+    def test_used_in_two_segments(self) -> None:
+        """Reentrant checkpoints give a shared parameter two gradients in one pass; the second comes too late."""
+
+        class Shared(nn.Linear):
+            def forward(self, x):
+                return checkpoint(super().forward, checkpoint(super().forward, x, use_reentrant=True), use_reentrant=True)
+
+        def work(session):
+            m = wrap(session, Shared(4, 4), 1)
+            m(BATCH.clone().requires_grad_()).sum().backward()
+
+        self.refused(2, work, "second gradient|ended without goodbye")
+
+    def test_segments_outside(self) -> None:
+        """A model that never runs as a whole has no output where the pass could begin: each segment is a pass of its own."""
+
+        def work(session):
+            m = wrap(session, model())
+            x = BATCH.clone().requires_grad_() * (1 + session.client.rank)
+            h = checkpoint(lambda h: m[0](h), x, use_reentrant=True)
+            checkpoint(lambda h: m[1](h), h, use_reentrant=True).sum().backward()
+            return m[0].weight.grad
+
+        for got in self.results(2, work):
+            self.assertTrue(torch.equal(got, (2 * 1.5 * BATCH.sum(0)).expand(2, 4)), got)
+
+    def test_ready_early(self) -> None:
+        """A bucket is declared while the backward pass still computes what lies before it."""
+
+        def work(session):
+            m = wrap(session, model(), 1)
+            declared: List[int] = []
+            ready = session.client.ready
+            session.client.ready = lambda bucket, iteration: (declared.append(bucket), ready(bucket, iteration))
+            h = m[0](BATCH)
+            h.register_hook(lambda _: declared.append("first layer's backward begins"))
+            m[1](h).sum().backward()
+            return declared
+
+        for declared in self.results(2, work):
+            self.assertEqual(sorted(map(str, declared[:2])), ["0", "1"])
+            self.assertEqual(declared[2:], ["first layer's backward begins", 2, 3])
+
+
+if __name__ == "__main__":
+    unittest.main()

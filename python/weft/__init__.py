@@ -1,0 +1,3 @@
+"""The Python client of weft. PyTorch's is in weft.torch."""
+
+__version__ = "0.1.0"

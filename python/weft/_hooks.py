@@ -1,0 +1,77 @@
+"""Hooks into autograd: on the gradients of parameters, and on a model's forward pass."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterator, Optional
+
+import torch
+
+if hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):  # torch 2.1
+
+    class GradientHook:
+        """Calls a function each time that a backward pass has added to parameter.grad."""
+
+        def __init__(self, parameter: torch.Tensor, function: Callable[[], None]) -> None:
+            self._parameter = parameter
+            self._handle = parameter.register_post_accumulate_grad_hook(lambda _: function())
+
+        def lost(self) -> bool:
+            """Whether the function will not be called any more."""
+            return self._handle.id not in (self._parameter._post_accumulate_grad_hooks or ())
+
+        def remove(self) -> None:
+            self._handle.remove()
+
+else:
+
+    class GradientHook:  # type: ignore[no-redef]
+        """Calls a function each time that a backward pass has added to parameter.grad."""
+
+        def __init__(self, parameter: torch.Tensor, function: Callable[[], None]) -> None:
+            self._parameter = parameter
+            # The graph alone keeps this node alive. Were it freed, the next graph would make a new one, without our hook.
+            self._node = _accumulate_node(parameter)
+            self._handle = self._node.register_hook(lambda *_: function())
+
+        def lost(self) -> bool:
+            """Whether the function will not be called any more: the parameter got data of another type or device."""
+            return _accumulate_node(self._parameter) is not self._node
+
+        def remove(self) -> None:
+            self._handle.remove()
+
+    def _accumulate_node(parameter: torch.Tensor) -> Any:
+        """The node of the graph that adds to parameter.grad. The parameter must require a gradient."""
+        with torch.enable_grad():
+            return parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+
+
+class ForwardHook:
+    """A hook on a model. It does not go along into copies of the model, in memory (deepcopy) or on disk."""
+
+    def __init__(self, function: Optional[Callable[..., None]] = None) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> None:
+        if self._function is not None:
+            self._function(*args)
+
+    def __reduce__(self) -> Any:
+        return ForwardHook, ()
+
+
+def at_end_of_backward(function: Callable[[], None]) -> None:
+    """Has the engine call a function at the end of the backward pass that now runs. Callable in hooks only."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def tensors_in(output: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a model's output, however nested."""
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif isinstance(output, dict):
+        for o in output.values():
+            yield from tensors_in(o)
+    elif isinstance(output, (list, tuple)):
+        for o in output:
+            yield from tensors_in(o)

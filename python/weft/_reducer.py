@@ -1,0 +1,232 @@
+"""Averages the gradients of one model over all workers, at the end of each backward pass."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+
+from ._calls import Calls
+from ._client import Client, Layout, Tensor, WeftError
+from ._hooks import ForwardHook, GradientHook, at_end_of_backward, tensors_in
+from ._memory import dtype_name, view
+
+# The name of the tensor that says which parameters a worker used: one element a parameter, 1 or 0. It is the first, so that
+# it travels in the last bucket. Optimizers treat a gradient of None and one of zeros differently: a parameter that no worker
+# used keeps the gradient that it has.
+USED = "weft.used"
+
+
+class Reducer:
+    """The gradients of one model.
+
+    A pass is a backward pass that reduces; the first hook that it reaches begins it. Each parameter's hook copies
+    parameter.grad into the input region and declares a bucket whose last gradient it was. When the pass ends, gradients of
+    parameters that it did not reach follow, and the averages replace parameter.grad as they come. So backward() returns
+    when the gradients are averages, and the optimizer is nobody's business but the user's.
+
+    parameter.grad never shares memory with a region: clip_grad_norm_ and zero_grad(set_to_none=False) write into it.
+    """
+
+    def __init__(self, client: Client, model: torch.nn.Module) -> None:
+        self._client = client
+        self._model = model
+        self._places = _Places(model)
+        self.parameters = self._places.trained()
+        if not self.parameters:
+            raise ValueError("wrap: no parameter of the model requires a gradient")
+        self.ended: Optional[str] = None  # why these gradients are no longer averaged
+        self.paused = False  # within no_sync
+        self._iteration = 0
+        self._used = [False] * len(self.parameters)  # since the last reduction
+        self._pass: Callable[[], Any] = lambda: None  # weak: what the engine will call at the end of the pass that runs
+
+    def tensors(self) -> List[Tensor]:
+        """What is reduced every iteration, for the agent: USED, then the parameters, in the model's order."""
+        tensors = [Tensor(n, p.numel(), dtype_name(p.dtype, f"wrap: parameter {n}")) for n, p in self.parameters]
+        # The first parameter's type, so that it may share that one's bucket.
+        return [Tensor(USED, len(tensors), tensors[0].dtype), *tensors]
+
+    def start(self, layout: Layout, calls: Calls) -> None:
+        """Takes the places that the agent gave to tensors(), and hooks into the model."""
+        self._calls = calls
+        self._layout = layout
+        regions = (layout.input, layout.output)
+        self._used_in, self._used_out = (
+            view(r, self.parameters[0][1].dtype, layout.offsets[0], [len(self.parameters)]) for r in regions
+        )
+        self._in, self._out = (
+            [view(r, p.dtype, at, p.shape) for (_, p), at in zip(self.parameters, layout.offsets[1:])] for r in regions
+        )
+        self._bucket_of = {k: b for b, bucket in enumerate(layout.buckets) for k in bucket.tensors}
+        self._reset()
+        self._hooks = [GradientHook(p, lambda k=k: self._gradient(k)) for k, (_, p) in enumerate(self.parameters)]
+        self._handles = [
+            self._model.register_forward_pre_hook(ForwardHook(lambda *_: self._before_forward())),
+            self._model.register_forward_hook(ForwardHook(lambda model, inputs, output: self._after_forward(output))),
+        ]
+
+    def remove(self) -> None:
+        """Leaves the model as it was."""
+        for h in self._hooks + self._handles:
+            h.remove()
+
+    def _reset(self) -> None:
+        self._reached = [False] * len(self.parameters)
+        self._missing = [len(bucket.tensors) for bucket in self._layout.buckets]
+
+    def _before_forward(self) -> None:
+        if torch.is_grad_enabled() and self.ended is None:
+            self._places.verify()
+
+    def _after_forward(self, output: Any) -> None:
+        # A checkpointed segment is a backward pass within the backward pass: began the segment's hooks the pass, it would end
+        # with the segment. So the pass begins at the output, which is reached before any segment.
+        if not torch.is_grad_enabled() or self.ended is not None:
+            return
+        for t in tensors_in(output):
+            if t.grad_fn is not None:
+                t.register_hook(lambda _: self._begin())
+
+    def _begin(self) -> None:
+        """Has the engine call _end at the end of the backward pass that runs, unless it will already."""
+        if self.ended is not None:
+            raise WeftError(self.ended)
+        if self.paused or self._pass() is not None:
+            return
+        # The engine drops the last pass's function, uncalled, when that pass ends by an exception.
+        if 0 in self._missing:
+            raise WeftError(
+                f"rank {self._client.rank}: the last backward pass ended by an exception when the other workers already had"
+                " some of its gradients; training cannot go on"
+            )
+        self._reset()
+
+        def end() -> None:
+            self._pass = lambda: None
+            self._end()
+
+        self._pass = weakref.ref(end)
+        at_end_of_backward(end)
+
+    @torch.no_grad()
+    def _gradient(self, k: int) -> None:
+        """The hook of parameter k: its gradient is complete."""
+        self._begin()
+        self._used[k] = True
+        if self.paused:
+            return
+        if self._reached[k] and self._missing[self._bucket_of[k + 1]] == 0:
+            raise WeftError(
+                f"{self._name(k)} received a second gradient in one backward pass, after the other workers had the first:"
+                " a parameter used in several checkpointed segments needs checkpoint(..., use_reentrant=False)"
+            )
+        self._copy(k)
+        if not self._reached[k]:
+            self._reached[k] = True
+            self._fill(k + 1)
+
+    def _copy(self, k: int) -> None:
+        grad = self.parameters[k][1].grad
+        if grad.layout is not torch.strided:
+            raise WeftError(f"{self._name(k)} has a sparse gradient, which weft does not reduce: use sparse=False")
+        self._in[k].copy_(grad)
+
+    def _fill(self, tensor: int) -> None:
+        """Counts a tensor that lies in its bucket; declares the bucket when it is complete."""
+        b = self._bucket_of[tensor]
+        self._missing[b] -= 1
+        if self._missing[b] == 0:
+            self._client.ready(b, self._iteration)
+
+    @torch.no_grad()
+    def _end(self) -> None:
+        """Ends the pass: sends what no hook has sent, and waits for the averages."""
+        mended = [k for k, hook in enumerate(self._hooks) if not self._reached[k] and self._mend(k, hook)]
+        if not any(self._reached) and not mended:
+            return  # autograd.grad, which adds to no parameter's gradient
+        for k in mended:
+            self._used[k] = self.parameters[k][1].grad is not None
+        for k, (_, p) in enumerate(self.parameters):
+            if not self._reached[k]:
+                if p.grad is None:
+                    self._in[k].zero_()
+                else:
+                    self._copy(k)  # added within no_sync, or in an earlier pass
+                self._fill(k + 1)
+        self._used_in.copy_(torch.tensor(self._used, dtype=self._used_in.dtype))
+        self._fill(0)
+
+        rest = []
+        for _ in self._layout.buckets:
+            for tensor in self._layout.buckets[self._client.done(self._iteration)].tensors:
+                k = tensor - 1
+                if tensor and self._used[k]:
+                    self._take(k)
+                elif tensor:
+                    rest.append(k)
+        used_by_some = self._used_out.tolist()
+        for k in rest:
+            if used_by_some[k] != 0:
+                self._take(k)
+        self._iteration += 1
+        self._used = [False] * len(self.parameters)
+        self._reset()
+        # DDP broadcasts before the next forward pass, which finds the same values. Here, a worker that evaluates alone needs
+        # no other, and all evaluate with the same statistics.
+        self._calls.broadcast(self._places.buffers(), root=0)
+
+    def _take(self, k: int) -> None:
+        p = self.parameters[k][1]
+        if p.grad is None:
+            p.grad = torch.empty_like(p)
+        p.grad.data.copy_(self._out[k])  # .data: with create_graph=True, the gradient has a graph
+
+    def _mend(self, k: int, hook: GradientHook) -> bool:
+        """Replaces the hook of parameter k where it is lost; returns whether it was."""
+        if not self.parameters[k][1].requires_grad or not hook.lost():
+            return False
+        hook.remove()
+        self._hooks[k] = GradientHook(self.parameters[k][1], lambda: self._gradient(k))
+        return True
+
+    def _name(self, k: int) -> str:
+        return f"rank {self._client.rank}: parameter {self.parameters[k][0]}"
+
+
+class _Places:
+    """Where a model keeps its parameters and buffers, so that it is quick to see whether they are still the same."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._parameters: List[Tuple[str, Dict[str, Any], str, torch.nn.Parameter, torch.dtype, bool]] = []
+        self._buffers: List[Tuple[Dict[str, Any], str]] = []
+        seen = set()
+        for prefix, module in model.named_modules():
+            for key, p in module._parameters.items():
+                if p is not None and p not in seen:
+                    seen.add(p)
+                    name = f"{prefix}.{key}" if prefix else key
+                    self._parameters.append((name, module._parameters, key, p, p.dtype, p.requires_grad))
+            self._buffers += [(module._buffers, key) for key in module._buffers]
+
+    def trained(self) -> List[Tuple[str, torch.nn.Parameter]]:
+        """Names and parameters that require a gradient, in the order of model.parameters()."""
+        return [(name, p) for name, _, _, p, _, trained in self._parameters if trained]
+
+    def buffers(self) -> List[torch.Tensor]:
+        """The model's buffers as they are now: modules replace them."""
+        return [module[key] for module, key in self._buffers if module.get(key) is not None]
+
+    def verify(self) -> None:
+        """Raises WeftError for a parameter whose gradient would not be averaged, or not as what it is now."""
+        for name, module, key, p, dtype, trained in self._parameters:
+            if module.get(key) is not p:
+                what = "was replaced (load_state_dict(assign=True), for example)"
+            elif p.dtype is not dtype:
+                what = f"changed from {dtype} to {p.dtype}"
+            elif p.requires_grad and not trained:
+                what = "requires a gradient now, and did not"
+            else:
+                continue
+            raise WeftError(f"parameter {name} {what} since weft.wrap(model, optimizer): do that first, then wrap")

@@ -1,0 +1,61 @@
+"""One process's membership of a training, from init to shutdown."""
+
+from __future__ import annotations
+
+import os
+from typing import Mapping, Optional
+
+import torch
+
+from ._calls import Calls
+from ._client import Client, WeftError
+from ._reducer import Reducer
+
+# DistributedDataParallel's: a small first bucket starts the network early.
+BUCKET_BYTES = 25 << 20
+FIRST_BUCKET_BYTES = 1 << 20
+
+
+class Session:
+    """A connection to the agent, and the model whose gradients it averages, if any."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        if "WEFT_SOCKET" not in env:
+            raise WeftError("no agent: WEFT_SOCKET is not set; start this script with: weft run -n 2 -- python3 SCRIPT")
+        rank, world, local_rank = (_number(env, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+        self.client = Client(env["WEFT_SOCKET"], rank, world, local_rank)
+        self.pid = os.getpid()
+        self.reducer: Optional[Reducer] = None
+        self._calls: Optional[Calls] = None
+
+    def calls(self) -> Calls:
+        """The collectives outside the plan. Before a model is wrapped, the agent is told that there is none yet."""
+        if self._calls is None:
+            self._calls = Calls(self.client, self.client.hello([], BUCKET_BYTES, FIRST_BUCKET_BYTES, torch.__version__))
+        return self._calls
+
+    def wrap(self, model: torch.nn.Module, bucket_bytes: int, first_bucket_bytes: int) -> None:
+        """Makes model the one whose gradients are averaged, with the parameters and buffers of rank 0."""
+        reducer = Reducer(self.client, model)
+        layout = self.client.hello(reducer.tensors(), bucket_bytes, first_bucket_bytes, torch.__version__)
+        self._calls = Calls(self.client, layout)
+        self._calls.broadcast([*model.parameters(), *model.buffers()], root=0)
+        if self.reducer is not None:
+            self.reducer.ended = "this model's gradients are no longer averaged: weft.wrap was called for another one"
+        self.reducer = reducer
+        reducer.start(layout, self._calls)
+
+    def close(self, in_order: bool) -> None:
+        """Leaves the training."""
+        if self.reducer is not None:
+            self.reducer.remove()
+        self.client.close(in_order)
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    try:
+        return int(env[name])
+    except KeyError:
+        raise WeftError(f"{name} is not set, though WEFT_SOCKET is: the launcher sets both") from None
+    except ValueError:
+        raise WeftError(f"{name} is {env[name]!r}, not a number") from None

@@ -1,0 +1,148 @@
+"""weft for PyTorch.
+
+    import weft.torch as weft
+
+    weft.init()
+    model, optimizer = weft.wrap(model, optimizer)
+    for x, y in loader:
+        optimizer.zero_grad(); loss_fn(model(x), y).backward(); optimizer.step()
+
+Started with `weft run -n 2 -- python3 train.py`. docs/pytorch.md says what holds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from typing import Iterator, Optional, Tuple, TypeVar
+
+import torch
+
+from ._client import WeftError
+from ._session import BUCKET_BYTES, FIRST_BUCKET_BYTES, Session
+
+__all__ = [
+    "WeftError", "all_reduce", "barrier", "broadcast", "init", "no_sync", "rank", "shutdown", "world_size", "wrap",
+]  # fmt: skip
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+
+_session: Optional[Session] = None
+
+
+def init() -> None:
+    """Joins the training: connects to the agent of this host.
+
+    Reads WEFT_SOCKET, RANK, WORLD_SIZE and LOCAL_RANK, which `weft run` sets. Raises WeftError where there is no agent.
+    A second call does nothing.
+    """
+    global _session
+    if _session is None:
+        _session = Session(os.environ)
+        atexit.register(_at_exit)
+
+
+def wrap(
+    model: Model,
+    optimizer: Optimizer,
+    *,
+    bucket_bytes: int = BUCKET_BYTES,
+    first_bucket_bytes: int = FIRST_BUCKET_BYTES,
+) -> Tuple[Model, Optimizer]:
+    """Averages the gradients of a model over all workers from now on. Returns the very model and optimizer it was given.
+
+    Every worker calls it with the same model. Parameters and buffers become those of rank 0. When backward() returns, each
+    parameter.grad holds the mean over all workers, and the buffers (BatchNorm's statistics) are those of rank 0.
+
+    One model at a time: wrapping another ends the averaging of the first, whose backward() then raises.
+
+    bucket_bytes and first_bucket_bytes say how many bytes of gradients are reduced together, and in the first bucket.
+    They change no bit of the result.
+    """
+    session = _open()
+    mine = set(model.parameters())
+    for g, group in enumerate(optimizer.param_groups):
+        for i, p in enumerate(group["params"]):
+            if p not in mine:
+                raise ValueError(
+                    f"wrap: parameter {i} (shape {tuple(p.shape)}) of the optimizer's group {g} is not one of the model's:"
+                    " its gradient would not be averaged"
+                )
+    session.wrap(model, bucket_bytes, first_bucket_bytes)
+    return model, optimizer
+
+
+@contextlib.contextmanager
+def no_sync() -> Iterator[None]:
+    """Within it, backward() adds to gradients on this worker only; the next backward() outside averages the sums.
+
+    Every worker accumulates over the same number of passes.
+    """
+    reducer = _open().reducer
+    if reducer is None:
+        raise WeftError("no_sync: no model is wrapped")
+    before, reducer.paused = reducer.paused, True
+    try:
+        yield
+    finally:
+        reducer.paused = before
+
+
+def all_reduce(tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
+    """Replaces a tensor of any shape by its sum ("sum"), mean, min or max over all workers; returns it.
+
+    float32, float64, float16, bfloat16, int32 or int64. Every worker calls it with the same shape and type.
+    """
+    _open().calls().all_reduce(tensor, op)
+    return tensor
+
+
+def broadcast(tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
+    """Replaces a tensor of any shape and type by that of rank src; returns it. Every worker calls it."""
+    session = _open()
+    if not 0 <= src < session.client.world:
+        raise ValueError(f"broadcast: src is {src}, of {session.client.world} workers")
+    session.calls().broadcast([tensor], src)
+    return tensor
+
+
+def barrier() -> None:
+    """Returns once every worker has called it."""
+    _open().calls().barrier()
+
+
+def rank() -> int:
+    """This worker's number, from 0."""
+    return _open().client.rank
+
+
+def world_size() -> int:
+    """The number of workers."""
+    return _open().client.world
+
+
+def shutdown() -> None:
+    """Leaves the training in order, and the model as it was before wrap. Called at exit."""
+    _close(in_order=True)
+
+
+def _open() -> Session:
+    if _session is None:
+        raise WeftError("weft.init() has not been called")
+    return _session
+
+
+def _close(in_order: bool) -> None:
+    global _session
+    session, _session = _session, None
+    if session is not None:
+        session.close(in_order)
+
+
+def _at_exit() -> None:
+    # The interpreter leaves last_value when an exception ends it. Others must not wait for this worker then.
+    if _session is not None and _session.pid == os.getpid():
+        _close(in_order=not hasattr(sys, "last_value"))
