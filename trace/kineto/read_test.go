@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -720,6 +721,19 @@ func TestReadShared(t *testing.T) {
 	}
 	if e := tr.Events[0]; e.Start < 4458676388068_751 || !slices.IsSortedFunc(tr.Events, func(a, b Event) int { return cmp.Compare(a.Start, b.Start) }) {
 		t.Errorf("not sorted, or starts before the profiler: %+v", e)
+	}
+	launched := map[uint32]int64{}
+	least := int64(math.MaxInt64)
+	for _, e := range tr.Events {
+		if start, ok := launched[e.Corr]; ok && e.Cat >= Kernel && e.Cat <= Memset {
+			least = min(least, e.Start-start)
+		} else if e.Cat == Runtime && e.Corr != 0 {
+			launched[e.Corr] = e.Start
+		}
+	}
+	t.Logf("device ops start %.3f us after their launch or later", float64(least)/1000)
+	if least < 7400 || least > 7600 { // by the same Python 7.495 us
+		t.Errorf("a device op starts %d ns after its launch", least)
 	}
 }
 
