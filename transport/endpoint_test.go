@@ -25,6 +25,13 @@ var networks = []struct {
 	{"tcp, IPv6, three for bulk, checksums", func(t *testing.T, world int) []Endpoint {
 		return connectAll(t, "::1", world, TCPOptions{Bulk: 3, Checksum: true})
 	}},
+	{"emulated", func(t *testing.T, world int) []Endpoint {
+		es := endpoints(NewMemory(world, MemoryOptions{}), world)
+		for i, e := range es {
+			es[i] = Emulate(e, Link{10 * time.Microsecond, 100e9})
+		}
+		return es
+	}},
 }
 
 func endpoints(m *Memory, world int) []Endpoint {
@@ -84,7 +91,7 @@ func later(call func() error) <-chan error {
 }
 
 // sizes are around what an implementation may treat differently.
-var sizes = []int{0, 1, 47, 48, 4096, Eager - 1, Eager, Eager + 1, 1<<20 + 5}
+var sizes = []int{0, 1, 47, 48, 4096, Eager - 1, Eager, Eager + 1, 300<<10 + 5}
 
 // Every pair exchanges messages of every size, each way at the same time,
 // received in the order of sending, in the opposite order, and at once.

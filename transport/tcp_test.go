@@ -421,17 +421,18 @@ func TestDeadPeer(t *testing.T) {
 
 // Close sees that large messages that are on the way arrive.
 func TestCloseDrains(t *testing.T) {
-	for range 20 {
+	const n = 256 << 10
+	for range 10 {
 		es := connectAll(t, "127.0.0.1", 2, TCPOptions{Bulk: 2})
 		ctx := t.Context()
 		var received []<-chan error
 		dst := make([][]byte, 4)
 		for i := range dst {
-			dst[i] = make([]byte, 1<<20)
+			dst[i] = make([]byte, n)
 			received = append(received, later(func() error { return es[1].Recv(ctx, 0, Tag{Chunk: uint32(i)}, dst[i]) }))
 		}
 		for i := range dst {
-			if err := es[0].Send(ctx, 1, Tag{Chunk: uint32(i)}, pattern(i, 1<<20)); err != nil {
+			if err := es[0].Send(ctx, 1, Tag{Chunk: uint32(i)}, pattern(i, n)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -439,7 +440,7 @@ func TestCloseDrains(t *testing.T) {
 			t.Error(err)
 		}
 		for i := range dst {
-			if err := <-received[i]; err != nil || !bytes.Equal(dst[i], pattern(i, 1<<20)) {
+			if err := <-received[i]; err != nil || !bytes.Equal(dst[i], pattern(i, n)) {
 				t.Errorf("message %d: %v", i, err)
 			}
 		}
