@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -25,7 +26,7 @@ several jobs it chooses which to pair. Each job keeps its own plan, and the
 memory of both is resident.`,
 		Example: `  weft pair a.json b.json --workers 16 --link 10Gbit,25us
   weft pair a.json b.json c.json --cluster cluster.yaml --policy mg-wfbp`,
-		Args: want(2, pair.MaxJobs, "2 to 16 of TRACE, JOB or MODEL"),
+		Args: want(2, pair.MaxJobs, fmt.Sprintf("2 to %d of TRACE, JOB or MODEL", pair.MaxJobs)),
 	}
 	var inputs cli.Flags
 	var policies cli.PolicyFlags
