@@ -33,8 +33,8 @@ func (e event) before(f event) bool {
 	return e.seq < f.seq
 }
 
-// heap is a binary heap of events, earliest first; container/heap would box
-// every event.
+// heap is a binary heap of events, earliest first. With internal/heap, which
+// cannot inline before, a run takes half as long again.
 type heap []event
 
 func (h *heap) push(e event) {
