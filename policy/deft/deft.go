@@ -46,6 +46,9 @@ func New(o Options) policy.Policy {
 func (o Options) build(ctx context.Context, j *job.Job, c *cluster.Cluster, po policy.Options) (*plan.Plan, error) {
 	limits := po.WithDefaults().Limits
 	switch {
+	case limits.MaxDelay < 1 && limits.MaxStaleness < 1 && limits.MinUpdateRate < 1:
+		// A rate was given, and then --max-delay sets no staleness of its own.
+		return nil, fmt.Errorf("%w: deft delays updates: give --max-delay 1 and --max-staleness 1, or more", policy.ErrUnsuitable)
 	case limits.MaxDelay < 1:
 		return nil, fmt.Errorf("%w: deft delays updates: give --max-delay 1 or more", policy.ErrUnsuitable)
 	case limits.MaxStaleness < 1:
