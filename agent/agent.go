@@ -1,0 +1,492 @@
+// Package agent is what runs on each host beside the workers: it holds the
+// memory that they share, reduces what they write there as a plan says, and
+// ends all of them when one is lost. docs/formats/client.md is how it talks to
+// them.
+//
+// One lock guards all state. A goroutine a worker reads its messages, and one
+// each transfer in flight does the reducing; both tell the engine what has
+// happened, and do what it answers.
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"weft/agent/protocol"
+	"weft/engine"
+)
+
+// Config of an agent.
+type Config struct {
+	World int   // workers on all hosts
+	Ranks []int // of this host
+	// Timeout bounds how long workers may wait for another one, and a transfer
+	// may take; 0: no bound.
+	Timeout time.Duration
+}
+
+// Agent serves the workers of one host, from [Listen] to [Agent.Close].
+type Agent struct {
+	Config
+	dir      string
+	listener *net.UnixListener
+	origin   time.Time
+	running  sync.WaitGroup // goroutines
+	done     chan struct{}  // closed when training has ended, well or not
+
+	mu      sync.Mutex
+	conns   map[*net.UnixConn]struct{} // all that are open
+	workers []worker                   // by place in Ranks
+	session *session                   // nil until all workers have said hello
+	failure *engine.Failure            // why training has ended
+	ended   bool
+	closed  bool // no connection may begin any more
+}
+
+// worker is what the agent knows of one worker.
+type worker struct {
+	conn  *net.UnixConn // nil before its first hello
+	pid   int           // likewise, as it says
+	hello *protocol.Hello
+	call  *call
+	since time.Duration // when it said either, and began to wait for the others
+	gone  bool          // in order
+}
+
+// call is a call that a worker has made and that has not returned.
+type call struct {
+	protocol.Call
+	index int
+}
+
+const (
+	socketName = "agent"
+	// stuck is how long a worker may take to make room for a message of a few bytes.
+	stuck = 10 * time.Second
+	tick  = time.Second
+)
+
+// Listen makes the socket, in a directory of its own below the system's for
+// temporary files.
+func Listen(c Config) (*Agent, error) {
+	dir, err := os.MkdirTemp("", "weft-")
+	if err != nil {
+		return nil, err
+	}
+	a := &Agent{
+		Config: c, dir: dir, origin: time.Now(), done: make(chan struct{}),
+		conns: map[*net.UnixConn]struct{}{}, workers: make([]worker, len(c.Ranks)),
+	}
+	a.listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: a.Socket(), Net: "unix"})
+	if err == nil {
+		err = os.Chmod(a.Socket(), 0o600)
+	}
+	if err != nil {
+		os.RemoveAll(dir)
+		return nil, fmt.Errorf("the agent's socket: %w", err)
+	}
+	a.running.Go(a.accept)
+	a.running.Go(a.watch)
+	return a, nil
+}
+
+// Socket is the path that workers connect to.
+func (a *Agent) Socket() string { return filepath.Join(a.dir, socketName) }
+
+// Wait waits until training has ended: all workers have said goodbye, or it
+// cannot go on, which the error tells; it is an [*engine.Failure], or the cause of
+// ctx's end.
+func (a *Agent) Wait(ctx context.Context) error {
+	select {
+	case <-a.done:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.failure != nil {
+		return a.failure
+	}
+	return nil
+}
+
+// Close ends all connections and gives everything back. The workers are not asked.
+func (a *Agent) Close() error {
+	a.mu.Lock()
+	a.end()
+	a.closed = true
+	for conn := range a.conns {
+		conn.Close()
+	}
+	a.mu.Unlock()
+	err := a.listener.Close()
+	a.running.Wait()
+	a.session.close()
+	a.session = nil
+	return cmp.Or(err, os.RemoveAll(a.dir))
+}
+
+// Ended tells the agent that the process of a worker has ended, as cause says; nil
+// means in order.
+func (a *Agent) Ended(rank int, cause error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	w := slices.Index(a.Ranks, rank)
+	if w < 0 || a.workers[w].gone {
+		return
+	}
+	if cause != nil {
+		a.lost(w, cause)
+		return
+	}
+	if a.workers[w].conn == nil { // it never wanted anything
+		a.leave(w)
+	}
+}
+
+// end notes that training has ended. The first reason counts.
+func (a *Agent) end() {
+	if !a.ended {
+		a.ended = true
+		close(a.done)
+	}
+}
+
+// fail ends training and tells all workers why.
+func (a *Agent) fail(f *engine.Failure) {
+	if a.ended {
+		return
+	}
+	a.failure = f
+	a.end()
+	m, err := failed(f)
+	if err != nil {
+		return // of a text alone: cannot be
+	}
+	for w := range a.workers {
+		a.send(w, m)
+	}
+}
+
+// failf fails because of a rank; -1: it is not one's fault.
+func (a *Agent) failf(rank int, format string, args ...any) {
+	a.fail(&engine.Failure{Rank: rank, Bucket: -1, Err: fmt.Errorf(format, args...)})
+}
+
+func failed(f *engine.Failure) (protocol.Message, error) {
+	x := protocol.Failed{Message: f.Error(), Tensor: f.Tensor, Phase: string(f.Phase)}
+	if f.Rank >= 0 {
+		x.Rank = &f.Rank
+	}
+	return protocol.Message{Kind: protocol.KindFailed}.With(x)
+}
+
+// tell tells a process that is none of the workers, or not yet.
+func tell(conn *net.UnixConn, f *engine.Failure) {
+	if m, err := failed(f); err == nil {
+		write(conn, m)
+	}
+}
+
+// send writes a message to a worker. One that takes no more is lost: its connection
+// ends.
+func (a *Agent) send(w int, m protocol.Message, fds ...int) {
+	x := &a.workers[w]
+	if x.conn != nil && !x.gone && write(x.conn, m, fds...) != nil {
+		x.conn.Close()
+	}
+}
+
+func write(conn *net.UnixConn, m protocol.Message, fds ...int) error {
+	conn.SetWriteDeadline(time.Now().Add(stuck))
+	b := m.Append(nil)
+	if len(fds) > 0 { // they travel with the first bytes; more may have to follow
+		n, _, err := conn.WriteMsgUnix(b, unix.UnixRights(fds...), nil)
+		if b = b[n:]; err != nil || len(b) == 0 {
+			return err
+		}
+	}
+	_, err := conn.Write(b)
+	return err
+}
+
+// watch lets time pass.
+func (a *Agent) watch() {
+	t := time.NewTicker(tick)
+	defer t.Stop()
+	for {
+		select {
+		case <-a.done:
+			return
+		case <-t.C:
+		}
+		a.mu.Lock()
+		a.step(engine.Event{Kind: engine.Deadline})
+		a.overdue()
+		a.mu.Unlock()
+	}
+}
+
+func (a *Agent) now() time.Duration { return time.Since(a.origin) }
+
+func (a *Agent) accept() {
+	for {
+		conn, err := a.listener.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			a.mu.Lock()
+			a.failf(-1, "the agent's socket: %w", err)
+			a.mu.Unlock()
+			return
+		}
+		a.mu.Lock()
+		if !a.closed {
+			a.conns[conn] = struct{}{}
+			a.running.Go(func() { a.serve(conn) })
+		} else {
+			conn.Close()
+		}
+		a.mu.Unlock()
+	}
+}
+
+// serve reads what comes on a connection, until it ends.
+func (a *Agent) serve(conn *net.UnixConn) {
+	who := -1 // worker
+	err := a.read(conn, &who)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.conns, conn)
+	conn.Close()
+	if who >= 0 && !a.workers[who].gone {
+		a.lost(who, err)
+	}
+}
+
+func (a *Agent) read(conn *net.UnixConn, who *int) error {
+	if err := sameUser(conn); err != nil {
+		return err
+	}
+	r := protocol.NewReader(conn)
+	for {
+		m, err := r.Next()
+		if err != nil {
+			return fmt.Errorf("its connection ended (%w)", err)
+		}
+		a.mu.Lock()
+		err = a.take(conn, who, m)
+		a.mu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// sameUser refuses a peer that runs as another user.
+func sameUser(conn *net.UnixConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var peer *unix.Ucred
+	if e := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); e != nil {
+		return e
+	}
+	if err != nil {
+		return os.NewSyscallError("getsockopt", err)
+	}
+	if int(peer.Uid) != os.Geteuid() {
+		return fmt.Errorf("a process of user %d", peer.Uid)
+	}
+	return nil
+}
+
+// take does what a message asks for. An error ends the connection.
+func (a *Agent) take(conn *net.UnixConn, who *int, m protocol.Message) error {
+	if a.ended {
+		if *who < 0 && a.failure != nil { // it comes too late to have been told
+			tell(conn, a.failure)
+		}
+		return errors.New("training has ended")
+	}
+	if m.Kind == protocol.KindHello {
+		w, err := a.hello(conn, *who, m)
+		if err != nil {
+			f := &engine.Failure{Rank: -1, Bucket: -1, Err: err}
+			tell(conn, f)
+			a.fail(f)
+			return err
+		}
+		*who = w
+		a.gather(hellos)
+		return nil
+	}
+	if *who < 0 {
+		return fmt.Errorf("%v before hello", m.Kind)
+	}
+	w := *who
+	rank := a.Ranks[w]
+	switch m.Kind {
+	case protocol.KindReady:
+		if a.session == nil || a.workers[w].hello != nil {
+			a.failf(rank, "rank %d declared bucket %d ready before it was welcome", rank, m.Index)
+			return nil
+		}
+		a.step(engine.Event{Kind: engine.Ready, Rank: rank, Bucket: m.Index, Iteration: m.Iteration})
+	case protocol.KindCall:
+		if err := a.called(w, m); err != nil {
+			a.failf(rank, "rank %d: call %d: %w", rank, m.Index, err)
+			return nil
+		}
+		a.gather(calls)
+	case protocol.KindGoodbye:
+		a.leave(w)
+	default:
+		a.failf(rank, "rank %d sent a message that only agents send: %v", rank, m.Kind)
+	}
+	return nil
+}
+
+// hello notes who a worker is and what it has, and returns its place.
+func (a *Agent) hello(conn *net.UnixConn, who int, m protocol.Message) (int, error) {
+	h := new(protocol.Hello)
+	if err := m.Decode(h); err != nil {
+		return -1, err
+	}
+	w := slices.Index(a.Ranks, h.Rank)
+	switch {
+	case h.Version != protocol.Version:
+		return -1, fmt.Errorf("rank %d speaks version %d of the client protocol, this weft version %d: use the client that comes with it", h.Rank, h.Version, protocol.Version)
+	case h.World != a.World:
+		return -1, fmt.Errorf("rank %d counts %d workers (WORLD_SIZE), the launcher %d", h.Rank, h.World, a.World)
+	case w < 0:
+		return -1, fmt.Errorf("rank %d is not of this host, which has %v: set RANK as the launcher does", h.Rank, a.Ranks)
+	case who >= 0 && who != w:
+		return -1, fmt.Errorf("rank %d says that it is rank %d now", a.Ranks[who], h.Rank)
+	case who < 0 && a.workers[w].conn != nil:
+		return -1, fmt.Errorf("two workers say that they are rank %d (processes %d and %d)", h.Rank, a.workers[w].pid, h.Pid)
+	case a.workers[w].hello != nil:
+		return -1, fmt.Errorf("rank %d said hello twice", h.Rank)
+	}
+	x := &a.workers[w]
+	x.conn, x.pid, x.hello, x.since = conn, h.Pid, h, a.now()
+	return w, nil
+}
+
+// called notes a call.
+func (a *Agent) called(w int, m protocol.Message) error {
+	x := &a.workers[w]
+	if a.session == nil || x.hello != nil {
+		return errors.New("it was made before hello was answered")
+	}
+	if x.call != nil {
+		return fmt.Errorf("call %d has not returned", x.call.index)
+	}
+	c := &call{index: m.Index}
+	if err := m.Decode(&c.Call); err != nil {
+		return err
+	}
+	if err := a.check(&c.Call); err != nil {
+		return err
+	}
+	x.call, x.since = c, a.now()
+	return nil
+}
+
+// leave notes that a worker has ended in order.
+func (a *Agent) leave(w int) {
+	a.workers[w].gone = true
+	a.step(engine.Event{Kind: engine.Left, Rank: a.Ranks[w]})
+	a.gather(hellos)
+	a.gather(calls)
+	if !slices.ContainsFunc(a.workers, func(x worker) bool { return !x.gone }) {
+		a.end()
+	}
+}
+
+// lost ends training because of a worker.
+func (a *Agent) lost(w int, cause error) {
+	rank := a.Ranks[w]
+	if a.session != nil {
+		a.step(engine.Event{Kind: engine.PeerLost, Rank: rank, Err: cause})
+		return
+	}
+	a.failf(rank, "rank %d is lost: %w, before all workers had said hello", rank, cause)
+}
+
+// gathering is something that all workers do together, each when it comes to it.
+type gathering struct {
+	what string
+	here func(*worker) bool
+	do   func(*Agent)
+}
+
+var (
+	hellos = gathering{"says hello", func(x *worker) bool { return x.hello != nil }, (*Agent).welcome}
+	calls  = gathering{"makes a call", func(x *worker) bool { return x.call != nil }, (*Agent).call}
+)
+
+// gather does what workers do together once all have come. One that has left, or
+// does the other thing, never comes.
+func (a *Agent) gather(g gathering) {
+	if a.ended {
+		return
+	}
+	first := slices.IndexFunc(a.workers, func(x worker) bool { return g.here(&x) })
+	if first < 0 {
+		return
+	}
+	all := true
+	for w := range a.workers {
+		x := &a.workers[w]
+		switch {
+		case g.here(x):
+		case x.gone:
+			a.failf(a.Ranks[w], "rank %d %s, and rank %d has ended its training", a.Ranks[first], g.what, a.Ranks[w])
+			return
+		case x.hello != nil || x.call != nil:
+			other := hellos.what
+			if x.call != nil {
+				other = fmt.Sprintf("makes call %d (%v)", x.call.index, x.call)
+			}
+			a.failf(a.Ranks[w], "rank %d %s, while rank %d %s: every rank must do the same", a.Ranks[first], g.what, a.Ranks[w], other)
+			return
+		default:
+			all = false
+		}
+	}
+	if all {
+		g.do(a)
+	}
+}
+
+// overdue ends training when workers have gathered for too long.
+func (a *Agent) overdue() {
+	if a.Timeout == 0 || a.ended {
+		return
+	}
+	for _, g := range []gathering{hellos, calls} {
+		for w := range a.workers {
+			waited := a.now() - a.workers[w].since
+			if !g.here(&a.workers[w]) || waited <= a.Timeout {
+				continue
+			}
+			if at := slices.IndexFunc(a.workers, func(x worker) bool { return !g.here(&x) }); at >= 0 {
+				a.failf(a.Ranks[at], "rank %d %s and has waited %v for rank %d", a.Ranks[w], g.what, waited.Round(time.Millisecond), a.Ranks[at])
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,119 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+
+	"weft/agent/protocol"
+	"weft/cluster"
+	"weft/job"
+	"weft/plan"
+	"weft/policy"
+	"weft/policy/fusion"
+)
+
+const (
+	callBytes   = 1 << 20 // what a call carries at most
+	bucketAlign = 64      // a cache line, which two buckets never share
+)
+
+// layout is what the workers' tensors become: a plan, and a place for everything.
+// A bucket's tensors follow each other without gaps.
+type layout struct {
+	job     *job.Job
+	plan    *plan.Plan
+	dtypes  []job.DType // by bucket
+	welcome protocol.Welcome
+}
+
+// newLayout plans plain buckets, as DistributedDataParallel forms them, for what
+// workers said in hello.
+func newLayout(h *protocol.Hello) (*layout, error) {
+	j, err := newJob(h.Tensors)
+	if err != nil {
+		return nil, err
+	}
+	l := &layout{job: j, welcome: protocol.Welcome{
+		Version: protocol.Version, World: h.World, CallBytes: callBytes,
+		Tensors: make([]protocol.Region, len(j.Tensors)), Buckets: []protocol.Bucket{},
+	}}
+	c := cluster.Uniform(1, h.World, cluster.Link{Name: "host", Bandwidth: 1e10})
+	if len(j.Tensors) == 0 {
+		l.plan = plan.New(j, fusion.DDP.Name, c.Links[0].Name)
+	} else {
+		l.plan, err = fusion.DDP.Build(context.Background(), j, c, policy.Options{FirstBucket: h.FirstBucket, Bucket: h.BucketBytes})
+		if err != nil {
+			return nil, err
+		}
+	}
+	w := &l.welcome
+	w.Digest = l.plan.Digest()
+	at := int64(0)
+	for b := range l.plan.Buckets {
+		x := protocol.Bucket{Tensors: l.plan.Buckets[b].Tensors(), Region: protocol.Region{Offset: at, Bytes: l.plan.Buckets[b].Bytes(j)}}
+		for _, k := range x.Tensors {
+			w.Tensors[k] = protocol.Region{Offset: at, Bytes: j.Tensors[k].GradBytes()}
+			at += w.Tensors[k].Bytes
+		}
+		at = (at + bucketAlign - 1) &^ (bucketAlign - 1)
+		w.Buckets = append(w.Buckets, x)
+		l.dtypes = append(l.dtypes, j.Tensors[x.Tensors[0]].Grad)
+	}
+	w.CallOffset = at
+	w.InputBytes, w.OutputBytes = at+callBytes, at+callBytes
+	return l, nil
+}
+
+// newJob is a job with the given tensors, whose gradients become ready from the
+// last to the first. How long that takes is not known yet.
+func newJob(tensors []protocol.Tensor) (*job.Job, error) {
+	n := len(tensors)
+	none := make([]float64, n)
+	j := job.Chain("workers", none, none, make([]int64, n))
+	for k, t := range tensors {
+		d, err := job.ParseDType(t.DType)
+		if err == nil && !reducible(d) {
+			err = fmt.Errorf("weft cannot reduce %v", d)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("tensor %s: %w", t.Name, err)
+		}
+		x := &j.Tensors[k]
+		x.Name, x.Elements, x.Param, x.Grad = t.Name, t.Elements, d, d
+	}
+	if n == 0 {
+		return j, nil
+	}
+	return j, j.Validate()
+}
+
+// differ tells the first thing in which two workers' hellos differ, or nil.
+func differ(a, b *protocol.Hello) error {
+	for k := range max(len(a.Tensors), len(b.Tensors)) {
+		x, y := describe(a, k), describe(b, k)
+		if x != y {
+			return fmt.Errorf("the workers train different models: tensor %d is %s on rank %d, %s on rank %d", k, x, a.Rank, y, b.Rank)
+		}
+	}
+	return cmp.Or(
+		unequal(a, b, "weft", a.Weft, b.Weft),
+		unequal(a, b, "bucket_bytes", a.BucketBytes, b.BucketBytes),
+		unequal(a, b, "first_bucket_bytes", a.FirstBucket, b.FirstBucket),
+	)
+}
+
+func unequal[T comparable](a, b *protocol.Hello, what string, x, y T) error {
+	if x == y {
+		return nil
+	}
+	return fmt.Errorf("%s is %v on rank %d, %v on rank %d", what, x, a.Rank, y, b.Rank)
+}
+
+func describe(h *protocol.Hello, k int) string {
+	if k >= len(h.Tensors) {
+		return "missing"
+	}
+	t := h.Tensors[k]
+	return fmt.Sprintf("%s (%d elements of %s)", t.Name, t.Elements, t.DType)
+}

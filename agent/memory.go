@@ -1,0 +1,77 @@
+package agent
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// region is memory shared with workers: a file without a name, of a size that
+// nobody can change, or a worker could make the agent fault.
+type region struct {
+	fd    int // -1 once it has been handed out
+	bytes []byte
+}
+
+func newRegion(name string, size int64, access int) (*region, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, os.NewSyscallError("memfd_create", err)
+	}
+	r := &region{fd: fd}
+	if err = unix.Ftruncate(fd, size); err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+	}
+	if err == nil {
+		r.bytes, err = unix.Mmap(fd, 0, int(size), access, unix.MAP_SHARED)
+	}
+	if err != nil {
+		r.close()
+		return nil, fmt.Errorf("shared memory of %d bytes: %w", size, err)
+	}
+	return r, nil
+}
+
+// handedOut closes the descriptor, once every worker has one of its own.
+func (r *region) handedOut() {
+	if r.fd >= 0 {
+		unix.Close(r.fd)
+		r.fd = -1
+	}
+}
+
+// close gives the memory back; the bytes may not be used any more.
+func (r *region) close() {
+	r.handedOut()
+	if r.bytes != nil {
+		unix.Munmap(r.bytes)
+		r.bytes = nil
+	}
+}
+
+// enough refuses to share more memory than the host has free. The system would
+// hand it out, and later kill somebody.
+func enough(size int64) error {
+	b, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return nil // not known: let it be tried
+	}
+	free, ok := available(string(b))
+	if ok && size > free {
+		return fmt.Errorf("the gradients of this host's workers take %d bytes of shared memory, and %d are free", size, free)
+	}
+	return nil
+}
+func available(meminfo string) (int64, bool) {
+	for line := range strings.Lines(meminfo) {
+		f := strings.Fields(line)
+		if len(f) == 3 && f[0] == "MemAvailable:" && f[2] == "kB" {
+			n, err := strconv.ParseInt(f[1], 10, 64)
+			return n << 10, err == nil
+		}
+	}
+	return 0, false
+}

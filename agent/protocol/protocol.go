@@ -1,0 +1,200 @@
+// Package protocol is the form of the messages between an agent and the workers
+// of its host: docs/formats/client.md.
+package protocol
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"weft/cluster"
+)
+
+// Version of the protocol.
+const Version = 1
+
+// MaxPayload bounds what one message carries, bytes.
+const MaxPayload = 64 << 20
+
+const headerBytes = 20
+
+// Kind of a message.
+type Kind uint8
+
+const (
+	KindHello Kind = 1 + iota
+	KindWelcome
+	KindReady
+	KindDone
+	KindCall
+	KindReturned
+	KindFailed
+	KindGoodbye
+)
+
+var kindNames = []string{"0", "hello", "welcome", "ready", "done", "call", "returned", "failed", "goodbye"}
+
+func (k Kind) String() string {
+	if int(k) < len(kindNames) {
+		return kindNames[k]
+	}
+	return fmt.Sprint(uint8(k))
+}
+
+// Message is one message of either side.
+type Message struct {
+	Kind      Kind
+	Index     int // a bucket, a call
+	Iteration int
+	Payload   []byte // JSON, or nothing
+}
+
+// Hello says who a worker is and what it trains.
+type Hello struct {
+	Version     int      `json:"version"`
+	Weft        string   `json:"weft"`
+	Rank        int      `json:"rank"`
+	World       int      `json:"world"`
+	LocalRank   int      `json:"local_rank"`
+	Pid         int      `json:"pid"`
+	Torch       string   `json:"torch,omitempty"`
+	BucketBytes int64    `json:"bucket_bytes,omitempty"`
+	FirstBucket int64    `json:"first_bucket_bytes,omitempty"`
+	Tensors     []Tensor `json:"tensors"`
+}
+
+// Tensor is one of a worker's gradients.
+type Tensor struct {
+	Name     string `json:"name"`
+	Elements int64  `json:"elements"`
+	DType    string `json:"dtype"`
+}
+
+// Welcome says where everything lies in the input and output regions.
+type Welcome struct {
+	Version     int      `json:"version"`
+	World       int      `json:"world"`
+	Digest      string   `json:"digest"` // of the plan
+	InputBytes  int64    `json:"input_bytes"`
+	OutputBytes int64    `json:"output_bytes"`
+	CallOffset  int64    `json:"call_offset"`
+	CallBytes   int64    `json:"call_bytes"`
+	Tensors     []Region `json:"tensors"`
+	Buckets     []Bucket `json:"buckets"`
+}
+
+// Region is a part of the input and of the output.
+type Region struct {
+	Offset int64 `json:"offset"`
+	Bytes  int64 `json:"bytes"`
+}
+
+// Bucket is what is declared ready and done at once.
+type Bucket struct {
+	Tensors []int32 `json:"tensors"`
+	Region
+}
+
+// Call is a collective outside the plan.
+type Call struct {
+	Kind     string `json:"kind"` // barrier, broadcast or all-reduce
+	Root     int    `json:"root"` // of a broadcast: a rank
+	Bytes    int64  `json:"bytes,omitempty"`
+	Op       string `json:"op,omitempty"` // of an all-reduce: sum, mean, min or max
+	DType    string `json:"dtype,omitempty"`
+	Elements int64  `json:"elements,omitempty"`
+}
+
+// Kinds of calls.
+const Barrier = "barrier"
+
+var (
+	Broadcast = cluster.Broadcast.String()
+	AllReduce = cluster.AllReduce.String()
+)
+
+func (c Call) String() string {
+	switch c.Kind {
+	case Broadcast:
+		return fmt.Sprintf("%s of %d bytes from rank %d", c.Kind, c.Bytes, c.Root)
+	case AllReduce:
+		return fmt.Sprintf("%s (%s) of %d elements of %s", c.Kind, c.Op, c.Elements, c.DType)
+	}
+	return c.Kind
+}
+
+// Failed says why training cannot go on.
+type Failed struct {
+	Message string `json:"message"`
+	Rank    *int   `json:"rank,omitempty"`
+	Tensor  string `json:"tensor,omitempty"`
+	Phase   string `json:"phase,omitempty"`
+}
+
+// Append appends the bytes of a message.
+func (m Message) Append(to []byte) []byte {
+	to = binary.LittleEndian.AppendUint32(to, uint32(len(m.Payload)))
+	to = append(to, byte(m.Kind), 0, 0, 0)
+	to = binary.LittleEndian.AppendUint32(to, uint32(m.Index))
+	to = binary.LittleEndian.AppendUint64(to, uint64(m.Iteration))
+	return append(to, m.Payload...)
+}
+
+// With returns m with v as its payload.
+func (m Message) With(v any) (Message, error) {
+	b, err := json.Marshal(v)
+	if err == nil && len(b) > MaxPayload {
+		err = fmt.Errorf("a %v of %d bytes; a message carries at most %d", m.Kind, len(b), MaxPayload)
+	}
+	m.Payload = b
+	return m, err
+}
+
+// Decode reads the payload into v, a pointer.
+func (m Message) Decode(v any) error {
+	if err := json.Unmarshal(m.Payload, v); err != nil {
+		return fmt.Errorf("a %v that cannot be read: %w", m.Kind, err)
+	}
+	return nil
+}
+
+// Reader reads messages.
+type Reader struct{ in *bufio.Reader }
+
+// NewReader reads from in.
+func NewReader(in io.Reader) *Reader { return &Reader{bufio.NewReader(in)} }
+
+// Next reads a message. It returns io.EOF if there is none, and another error if
+// there is but a part of one or it is not of this protocol. Memory is taken as the
+// payload comes, not as its length is announced.
+func (r *Reader) Next() (Message, error) {
+	h, err := r.in.Peek(headerBytes)
+	if err == io.EOF && len(h) > 0 {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return Message{}, err
+	}
+	length, kind := binary.LittleEndian.Uint32(h), Kind(h[4])
+	index, iteration := binary.LittleEndian.Uint32(h[8:]), binary.LittleEndian.Uint64(h[12:])
+	switch {
+	case kind < KindHello || kind > KindGoodbye || h[5] != 0 || h[6] != 0 || h[7] != 0:
+		return Message{}, fmt.Errorf("not a message of this protocol: % x", h)
+	case length > MaxPayload:
+		return Message{}, fmt.Errorf("a %v of %d bytes; a message carries at most %d", kind, length, MaxPayload)
+	case index > 1<<31-1 || iteration > 1<<53:
+		return Message{}, fmt.Errorf("a %v with index %d and iteration %d, which are out of range", kind, index, iteration)
+	}
+	r.in.Discard(headerBytes)
+	m := Message{Kind: kind, Index: int(index), Iteration: int(iteration)}
+	if length == 0 {
+		return m, nil
+	}
+	m.Payload, err = io.ReadAll(io.LimitReader(r.in, int64(length)))
+	if err == nil && len(m.Payload) < int(length) {
+		err = io.ErrUnexpectedEOF
+	}
+	return m, err
+}

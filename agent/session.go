@@ -1,0 +1,232 @@
+package agent
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"weft/agent/protocol"
+	"weft/engine"
+	"weft/job"
+)
+
+// session is what workers and agent have between one welcome and the next.
+type session struct {
+	*layout
+	engine  *engine.Engine
+	inputs  []*region // by worker
+	output  *region
+	flights int // transfers and calls that use the memory
+}
+
+func newSession(l *layout, c Config) (*session, error) {
+	e, err := engine.New(engine.Config{Plan: l.plan, Job: l.job, Ranks: c.Ranks, Timeout: c.Timeout})
+	if err != nil {
+		return nil, err
+	}
+	size := l.welcome.InputBytes
+	if err := enough(size * int64(len(c.Ranks)+1)); err != nil {
+		return nil, err
+	}
+	s := &session{layout: l, engine: e}
+	if s.output, err = newRegion("weft-output", size, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+		return nil, err
+	}
+	for _, rank := range c.Ranks {
+		r, err := newRegion(fmt.Sprint("weft-input-", rank), size, unix.PROT_READ)
+		if err != nil {
+			s.close()
+			return nil, err
+		}
+		s.inputs = append(s.inputs, r)
+	}
+	return s, nil
+}
+
+func (s *session) close() {
+	if s == nil {
+		return
+	}
+	s.output.close()
+	for _, r := range s.inputs {
+		r.close()
+	}
+}
+
+// sources are a part of all workers' input, by rank.
+func (s *session) sources(r protocol.Region) [][]byte {
+	out := make([][]byte, len(s.inputs))
+	for w := range s.inputs {
+		out[w] = s.inputs[w].bytes[r.Offset : r.Offset+r.Bytes]
+	}
+	return out
+}
+
+func (s *session) target(r protocol.Region) []byte {
+	return s.output.bytes[r.Offset : r.Offset+r.Bytes]
+}
+
+// welcome begins a session, once all workers have said hello.
+func (a *Agent) welcome() {
+	first := a.workers[0].hello
+	for _, x := range a.workers[1:] {
+		if err := differ(first, x.hello); err != nil {
+			a.failf(x.hello.Rank, "%w", err)
+			return
+		}
+	}
+	if a.session != nil {
+		if a.session.flights > 0 {
+			a.failf(-1, "all workers said hello again while gradients were being reduced")
+			return
+		}
+		a.session.close()
+		a.session = nil
+	}
+	l, err := newLayout(first)
+	if err != nil {
+		a.failf(first.Rank, "%w", err)
+		return
+	}
+	if a.session, err = newSession(l, a.Config); err != nil {
+		a.failf(-1, "%w", err)
+		return
+	}
+	m, err := protocol.Message{Kind: protocol.KindWelcome}.With(&l.welcome)
+	if err != nil {
+		a.failf(-1, "%w", err)
+		return
+	}
+	for w := range a.workers {
+		a.workers[w].hello = nil
+		a.send(w, m, a.session.inputs[w].fd, a.session.output.fd)
+		a.session.inputs[w].handedOut()
+	}
+	a.session.output.handedOut()
+}
+
+// step tells the engine what has happened, and does what it answers.
+func (a *Agent) step(v engine.Event) {
+	if a.ended || a.session == nil {
+		return
+	}
+	s := a.session
+	for _, x := range s.engine.Step(a.now(), v) {
+		switch x.Kind {
+		case engine.Start:
+			a.fly(s, func() error { return s.transfer(x.Bucket, a.World) }, func() {
+				a.step(engine.Event{Kind: engine.TransferDone, Link: x.Link, Instance: x.Instance})
+			})
+		case engine.Complete:
+			a.all(protocol.Message{Kind: protocol.KindDone, Index: x.Bucket, Iteration: x.Iteration})
+		case engine.Abort:
+			a.fail(x.Failure)
+			return
+		}
+	}
+}
+
+// fly does work that uses the session's memory beside all else, and then what
+// follows from it.
+func (a *Agent) fly(s *session, work func() error, then func()) {
+	s.flights++
+	a.running.Go(func() {
+		err := work()
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		s.flights--
+		if err != nil {
+			a.failf(-1, "%w", err)
+			return
+		}
+		then()
+	})
+}
+
+// transfer all-reduces a bucket among the workers of this host, which are all.
+func (s *session) transfer(b, world int) error {
+	at := s.layout.welcome.Buckets[b].Region
+	return mean(s.dtypes[b], world).reduce(s.target(at), s.sources(at))
+}
+
+// all sends a message to all workers.
+func (a *Agent) all(m protocol.Message) {
+	for w := range a.workers {
+		a.send(w, m)
+	}
+}
+
+// call does what all workers have called for.
+func (a *Agent) call() {
+	first := a.workers[0].call
+	for w := range a.workers {
+		x := a.workers[w].call
+		if *x != *first {
+			a.failf(a.Ranks[w], "rank %d makes call %d (%v), rank %d call %d (%v): every rank must make the same calls in the same order",
+				a.Ranks[0], first.index, first, a.Ranks[w], x.index, x)
+			return
+		}
+		a.workers[w].call = nil
+	}
+	s := a.session
+	a.fly(s, func() error { return a.collective(s, &first.Call) }, func() {
+		a.all(protocol.Message{Kind: protocol.KindReturned, Index: first.index})
+	})
+}
+
+// check refuses a call that cannot be done.
+func (a *Agent) check(c *protocol.Call) error {
+	_, bytes, err := a.reduction(c)
+	if err == nil && (bytes < 0 || bytes > callBytes) {
+		err = fmt.Errorf("%v: a call carries at most %d bytes", c, callBytes)
+	}
+	if c.Kind == protocol.Broadcast && (c.Root < 0 || c.Root >= a.World) {
+		err = fmt.Errorf("%v: there are %d ranks", c, a.World)
+	}
+	return err
+}
+
+// reduction is what a call computes, and of how many bytes.
+func (a *Agent) reduction(c *protocol.Call) (r reduction, bytes int64, err error) {
+	switch c.Kind {
+	case protocol.Barrier:
+		return r, 0, nil
+	case protocol.Broadcast:
+		return r, c.Bytes, nil
+	case protocol.AllReduce:
+		d, err := job.ParseDType(c.DType)
+		if err != nil {
+			return r, 0, err
+		}
+		r = reduction{d, c.Op, 1}
+		switch c.Op {
+		case "sum", "min", "max":
+		case "mean":
+			if r = mean(d, a.World); r.scale == 1 && a.World > 1 {
+				return r, 0, fmt.Errorf("the mean of %v is not one: ask for the sum", d)
+			}
+		default:
+			return r, 0, fmt.Errorf("no operation %q; there are sum, mean, min and max", c.Op)
+		}
+		if !reducible(d) {
+			return r, 0, fmt.Errorf("weft cannot reduce %v", d)
+		}
+		return r, min(c.Elements, callBytes+1) * d.Bytes(), nil
+	}
+	return r, 0, fmt.Errorf("no call %q; there are barrier, broadcast and all-reduce", c.Kind)
+}
+
+func (a *Agent) collective(s *session, c *protocol.Call) error {
+	r, bytes, err := a.reduction(c)
+	if err != nil {
+		return err
+	}
+	at := protocol.Region{Offset: s.layout.welcome.CallOffset, Bytes: bytes}
+	switch c.Kind {
+	case protocol.Broadcast:
+		copy(s.target(at), s.sources(at)[c.Root])
+	case protocol.AllReduce:
+		return r.reduce(s.target(at), s.sources(at))
+	}
+	return nil
+}
