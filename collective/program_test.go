@@ -167,7 +167,7 @@ func act(p *Program, r Recv, slots [][]float32, data []float32) {
 // bucket draws slices of some tensors.
 func bucket(t *rapid.T, most int64) []plan.Slice {
 	var out []plan.Slice
-	for range rapid.IntRange(0, 4).Draw(t, "slices") {
+	for range rapid.IntRange(0, 3).Draw(t, "slices") {
 		out = append(out, plan.Slice{
 			Tensor: job.TensorID(rapid.IntRange(0, 9).Draw(t, "tensor")),
 			Offset: rapid.Int64Range(0, 5*Block).Draw(t, "offset"),
@@ -224,7 +224,7 @@ func TestPrograms(t *testing.T) {
 		t.Run(fmt.Sprintf("%v by %v", k.Kind, k.Algorithm), func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
 				world := rapid.IntRange(1, 6).Draw(t, "world")
-				s := Spec{k.Kind, k.Algorithm, world, rapid.IntRange(0, world-1).Draw(t, "root"), bucket(t, 4*Block), rapid.Int64Range(300, 3000).Draw(t, "chunk")}
+				s := Spec{k.Kind, k.Algorithm, world, rapid.IntRange(0, world-1).Draw(t, "root"), bucket(t, 2*Block), rapid.Int64Range(200, 2000).Draw(t, "chunk")}
 				programs := build(t, s)
 				r := rand.New(rand.NewPCG(1, rapid.Uint64().Draw(t, "seed")))
 				owner := owners(s.Slices, world)

@@ -71,9 +71,20 @@ func testHalf(t *testing.T, fraction, bias int, wide func(uint16) float32, narro
 // lengths around every unrolling, in place and not.
 func TestKernels(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
+	for _, kernel := range []func(job.DType, Op) (Kernel, error){For, portable} {
+		testKernels(t, r, kernel)
+	}
+	for _, d := range []job.DType{job.Int8, job.Bool, job.Float8} {
+		if _, err := For(d, Sum); err == nil {
+			t.Errorf("%v has a kernel", d)
+		}
+	}
+}
+
+func testKernels(t *testing.T, r *rand.Rand, kernel func(job.DType, Op) (Kernel, error)) {
 	for _, d := range types {
 		for op := Sum; op <= Max; op++ {
-			k, err := For(d, op)
+			k, err := kernel(d, op)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -118,11 +129,6 @@ func TestKernels(t *testing.T) {
 						want(func(x, y number64) number64 { return reference(d, Sum, x, scaled(d, y, s)) }))
 				}
 			}
-		}
-	}
-	for _, d := range []job.DType{job.Int8, job.Bool, job.Float8} {
-		if _, err := For(d, Sum); err == nil {
-			t.Errorf("%v has a kernel", d)
 		}
 	}
 }
