@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"syscall"
 	"testing"
+	"time"
 )
 
 // BenchmarkExchange sends a message from one of two to the other and back, over
@@ -28,6 +30,7 @@ func benchmarkEndpoints(b *testing.B, size int, o TCPOptions) {
 	there, back := make([]byte, size), make([]byte, size)
 	b.SetBytes(2 * int64(size))
 	b.ReportAllocs()
+	defer reportCPU(b)()
 	b.ResetTimer()
 	done := make(chan error, 1)
 	go func() {
@@ -59,6 +62,18 @@ func benchmarkEndpoints(b *testing.B, size int, o TCPOptions) {
 	b.StopTimer()
 	go es[1].Close()
 	es[0].Close()
+}
+
+// reportCPU reports the processor time that the process takes, user and system,
+// for each operation.
+func reportCPU(b *testing.B) func() {
+	used := func() time.Duration {
+		var r syscall.Rusage
+		syscall.Getrusage(syscall.RUSAGE_SELF, &r)
+		return time.Duration(r.Utime.Nano() + r.Stime.Nano())
+	}
+	start := used()
+	return func() { b.ReportMetric(float64(used()-start)/float64(b.N), "cpu-ns/op") }
 }
 
 func benchmarkConn(b *testing.B, size int) {
@@ -95,6 +110,7 @@ func benchmarkConn(b *testing.B, size int) {
 	defer c.Close()
 	b.SetBytes(2 * int64(size))
 	b.ReportAllocs()
+	defer reportCPU(b)()
 	b.ResetTimer()
 	for range b.N {
 		if _, err := c.Write(there); err != nil {

@@ -115,6 +115,7 @@ func (f *frame) decode(h *[headerSize]byte, epoch uint64) error {
 type frameReader struct {
 	r     *bufio.Reader
 	epoch uint64
+	wake  *wake // nil: the connection has none
 	head  [headerSize]byte
 }
 
@@ -136,12 +137,17 @@ func (r *frameReader) next(f *frame) error {
 // data reads the data of the frame that next has found into dst, which has its
 // length.
 func (r *frameReader) data(f *frame, dst []byte) error {
-	if _, err := io.ReadFull(r.r, dst); err != nil {
-		if err == io.EOF {
-			err = io.ErrUnexpectedEOF
+	for rest := dst; len(rest) > 0; {
+		r.wake.at(len(rest))
+		n, err := r.r.Read(rest)
+		if rest = rest[n:]; err != nil && len(rest) > 0 {
+			if err == io.EOF {
+				err = io.ErrUnexpectedEOF
+			}
+			return err
 		}
-		return err
 	}
+	r.wake.at(1)
 	return r.check(f, dst)
 }
 

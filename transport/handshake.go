@@ -45,7 +45,7 @@ type hello struct {
 	nonce    [16]byte // random, of this connection
 }
 
-func (h *hello) encode() (b [helloSize]byte) {
+func (h hello) encode() (b [helloSize]byte) {
 	le := binary.LittleEndian
 	copy(b[0:], magic[:])
 	b[4] = frameVersion

@@ -104,6 +104,9 @@ func newPeer(rank int, epoch uint64, sum bool, conns []net.Conn) *peer {
 		}
 		cn := &conn{p: p, c: c, r: frameReader{r: bufio.NewReaderSize(c, size), epoch: epoch}}
 		cn.wake.L = &p.mu
+		if i > 0 {
+			cn.r.wake = newWake(c)
+		}
 		p.conns = append(p.conns, cn)
 	}
 	return p

@@ -447,3 +447,87 @@ func TestCloseDrains(t *testing.T) {
 		es[1].Close()
 	}
 }
+
+// A large message that comes in pieces of any size is there with its last byte:
+// however many bytes the reader lets come before it looks.
+func TestLargeMessageInPieces(t *testing.T) {
+	var ours, theirs [2]net.Conn
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for i := range ours {
+		if theirs[i], err = net.Dial("tcp", l.Addr().String()); err != nil {
+			t.Fatal(err)
+		}
+		if ours[i], err = l.Accept(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := newPeer(1, 9, false, ours[:])
+	var ends sync.WaitGroup
+	p.start(&ends)
+	defer ends.Wait()
+	defer theirs[0].Close()
+	for op, piece := range []int{1 << 10, 70_001, 300 << 10, 1 << 20} {
+		data := pattern(op, 600_001)
+		dst := make([]byte, len(data))
+		tag := Tag{Op: uint64(op)}
+		done := later(func() error { return p.recv(t.Context(), tag, dst) })
+		io.ReadFull(theirs[0], make([]byte, headerSize)) // ready
+		stream := encoded(frame{kind: frameData, tag: tag, length: uint64(len(data))}, 9, string(data))
+		for len(stream) > 0 {
+			n := min(piece, len(stream))
+			theirs[1].Write(stream[:n])
+			stream = stream[n:]
+		}
+		if err := <-done; err != nil || !bytes.Equal(dst, data) {
+			t.Fatalf("pieces of %d: %v", piece, err)
+		}
+	}
+	theirs[1].Close()
+}
+
+func TestOtherVersion(t *testing.T) {
+	later := hello{world: 2, from: 1, conns: 2}.encode()
+	later[4] = 9
+	a, b := net.Pipe()
+	defer a.Close()
+	go func() {
+		defer b.Close()
+		b.Write(later[:])
+		io.ReadFull(b, make([]byte, helloSize)) // it learns our version
+	}()
+	_, err := acceptHandshake(a, secret, hello{world: 2, conns: 2}, func(*hello) Reason { return accepted })
+	if err == nil || err.Error() != "it speaks version 9 of weft's protocol, this program version 1" {
+		t.Error(err)
+	}
+}
+
+// Who does not know the secret is not accepted, whatever it says.
+func FuzzHandshake(f *testing.F) {
+	f.Fuzz(func(t *testing.T, said []byte) {
+		for side, handshake := range map[string]func(c net.Conn) error{
+			"acceptor": func(c net.Conn) error {
+				_, err := acceptHandshake(c, secret, hello{world: 2, conns: 2, epoch: 5}, func(*hello) Reason { return accepted })
+				return err
+			},
+			"dialer": func(c net.Conn) error {
+				_, err := dialHandshake(c, secret, hello{world: 2, from: 1, conns: 2, epoch: 5})
+				return err
+			},
+		} {
+			a, b := net.Pipe()
+			go io.Copy(io.Discard, b)
+			go func() {
+				b.Write(said)
+				b.Close()
+			}()
+			if handshake(a) == nil {
+				t.Errorf("the %s accepts", side)
+			}
+			a.Close()
+		}
+	})
+}

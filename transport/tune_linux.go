@@ -18,3 +18,39 @@ func tune(c *net.TCPConn) {
 		syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpUserTimeout, int(silence.Milliseconds()))
 	})
 }
+
+// wake makes the system wake the reader of a connection less often.
+type wake struct {
+	raw syscall.RawConn
+	set func(fd uintptr) // sets SO_RCVLOWAT to n; made once, to allocate nothing
+	n   int
+}
+
+// maxWake is the most bytes that a reader lets come before it looks.
+const maxWake = 256 << 10
+
+func newWake(c net.Conn) *wake {
+	t, ok := c.(*net.TCPConn)
+	if !ok {
+		return nil
+	}
+	raw, err := t.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	w := &wake{raw: raw, n: 1}
+	w.set = func(fd uintptr) { syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVLOWAT, w.n) }
+	return w
+}
+
+// at wakes the reader when that many bytes are there, of which maxWake are
+// enough. No more than that may be asked for than will come.
+func (w *wake) at(n int) {
+	if w == nil {
+		return
+	}
+	if n = min(n, maxWake); n != w.n {
+		w.n = n
+		w.raw.Control(w.set)
+	}
+}
