@@ -9,13 +9,10 @@
 package agent
 
 import (
-	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -30,6 +27,11 @@ import (
 type Config struct {
 	World int   // workers on all hosts
 	Ranks []int // of this host
+	// Socket is where workers connect: a path in a directory that only this user may
+	// enter.
+	Socket string
+	// Explained says that [Agent.Ended] will tell how the processes of workers end.
+	Explained bool
 	// Timeout bounds how long workers may wait for another one, and a transfer
 	// may take; 0: no bound.
 	Timeout time.Duration
@@ -38,7 +40,6 @@ type Config struct {
 // Agent serves the workers of one host, from [Listen] to [Agent.Close].
 type Agent struct {
 	Config
-	dir      string
 	listener *net.UnixListener
 	origin   time.Time
 	running  sync.WaitGroup // goroutines
@@ -60,7 +61,8 @@ type worker struct {
 	hello *protocol.Hello
 	call  *call
 	since time.Duration // when it said either, and began to wait for the others
-	gone  bool          // in order
+	gone  bool          // in order, or before anybody needed it
+	cause error         // of the latter
 }
 
 // call is a call that a worker has made and that has not returned.
@@ -70,29 +72,24 @@ type call struct {
 }
 
 const (
-	socketName = "agent"
 	// stuck is how long a worker may take to make room for a message of a few bytes.
 	stuck = 10 * time.Second
-	tick  = time.Second
+	// explanation is how long after its connection the end of a process may follow.
+	explanation = 200 * time.Millisecond
+	tick        = time.Second
 )
 
-// Listen makes the socket, in a directory of its own below the system's for
-// temporary files.
+// Listen makes the socket.
 func Listen(c Config) (*Agent, error) {
-	dir, err := os.MkdirTemp("", "weft-")
-	if err != nil {
-		return nil, err
-	}
 	a := &Agent{
-		Config: c, dir: dir, origin: time.Now(), done: make(chan struct{}),
+		Config: c, origin: time.Now(), done: make(chan struct{}),
 		conns: map[*net.UnixConn]struct{}{}, workers: make([]worker, len(c.Ranks)),
 	}
-	a.listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: a.Socket(), Net: "unix"})
-	if err == nil {
-		err = os.Chmod(a.Socket(), 0o600)
+	var err error
+	if a.listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: c.Socket, Net: "unix"}); err == nil {
+		err = os.Chmod(c.Socket, 0o600)
 	}
 	if err != nil {
-		os.RemoveAll(dir)
 		return nil, fmt.Errorf("the agent's socket: %w", err)
 	}
 	a.running.Go(a.accept)
@@ -100,18 +97,12 @@ func Listen(c Config) (*Agent, error) {
 	return a, nil
 }
 
-// Socket is the path that workers connect to.
-func (a *Agent) Socket() string { return filepath.Join(a.dir, socketName) }
+// Done is closed when training has ended: all workers have said goodbye, or it
+// cannot go on.
+func (a *Agent) Done() <-chan struct{} { return a.done }
 
-// Wait waits until training has ended: all workers have said goodbye, or it
-// cannot go on, which the error tells; it is an [*engine.Failure], or the cause of
-// ctx's end.
-func (a *Agent) Wait(ctx context.Context) error {
-	select {
-	case <-a.done:
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+// Err is why training cannot go on, an [*engine.Failure]; nil if it can, or ended well.
+func (a *Agent) Err() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.failure != nil {
@@ -133,7 +124,7 @@ func (a *Agent) Close() error {
 	a.running.Wait()
 	a.session.close()
 	a.session = nil
-	return cmp.Or(err, os.RemoveAll(a.dir))
+	return err
 }
 
 // Ended tells the agent that the process of a worker has ended, as cause says; nil
@@ -145,12 +136,13 @@ func (a *Agent) Ended(rank int, cause error) {
 	if w < 0 || a.workers[w].gone {
 		return
 	}
-	if cause != nil {
+	switch {
+	case !slices.ContainsFunc(a.workers, func(x worker) bool { return x.conn != nil }), cause == nil && a.workers[w].conn == nil:
+		a.leave(w, cause) // it never wanted anything
+	case cause != nil:
 		a.lost(w, cause)
-		return
-	}
-	if a.workers[w].conn == nil { // it never wanted anything
-		a.leave(w)
+	default:
+		a.lost(w, errors.New("its process ended without goodbye"))
 	}
 }
 
@@ -266,6 +258,12 @@ func (a *Agent) accept() {
 func (a *Agent) serve(conn *net.UnixConn) {
 	who := -1 // worker
 	err := a.read(conn, &who)
+	if who >= 0 && a.Explained {
+		select {
+		case <-a.done:
+		case <-time.After(explanation):
+		}
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.conns, conn)
@@ -352,7 +350,7 @@ func (a *Agent) take(conn *net.UnixConn, who *int, m protocol.Message) error {
 		}
 		a.gather(calls)
 	case protocol.KindGoodbye:
-		a.leave(w)
+		a.leave(w, nil)
 	default:
 		a.failf(rank, "rank %d sent a message that only agents send: %v", rank, m.Kind)
 	}
@@ -405,9 +403,9 @@ func (a *Agent) called(w int, m protocol.Message) error {
 	return nil
 }
 
-// leave notes that a worker has ended in order.
-func (a *Agent) leave(w int) {
-	a.workers[w].gone = true
+// leave notes that a worker has ended in order, or before anybody needed it.
+func (a *Agent) leave(w int, cause error) {
+	a.workers[w].gone, a.workers[w].cause = true, cause
 	a.step(engine.Event{Kind: engine.Left, Rank: a.Ranks[w]})
 	a.gather(hellos)
 	a.gather(calls)
@@ -454,7 +452,11 @@ func (a *Agent) gather(g gathering) {
 		switch {
 		case g.here(x):
 		case x.gone:
-			a.failf(a.Ranks[w], "rank %d %s, and rank %d has ended its training", a.Ranks[first], g.what, a.Ranks[w])
+			how := ""
+			if x.cause != nil {
+				how = fmt.Sprintf(" (%v)", x.cause)
+			}
+			a.failf(a.Ranks[w], "rank %d %s, and rank %d has ended%s", a.Ranks[first], g.what, a.Ranks[w], how)
 			return
 		case x.hello != nil || x.call != nil:
 			other := hellos.what

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -22,6 +23,9 @@ var version = "unknown"
 // waits for the other end of a pipe, in the system, does not come to know.
 const grace = 2 * time.Second
 
+// orderly is set by a command that has processes to end, and ends in its own time.
+var orderly atomic.Bool
+
 func main() {
 	// A large trace is one large live heap with few pointers: marking it again is
 	// cheap, letting the heap double before is not.
@@ -30,6 +34,9 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, func() {
+		if orderly.Load() {
+			return
+		}
 		stop() // a second signal ends at once
 		time.AfterFunc(grace, func() { os.Exit(interrupted(os.Stderr)) })
 	})
@@ -48,10 +55,11 @@ func run(ctx context.Context, c *cli.Console, args []string) int {
 		err = cli.Usage(err)
 	}
 	code := cli.Code(err)
-	switch code {
-	case cli.BadUsage:
+	switch {
+	case err == nil, errors.Is(err, cli.ErrNo):
+	case cli.IsUsage(err):
 		fmt.Fprintf(c.Err, "weft: %s\nsee: %s --help\n", cli.Printable(err.Error()), cmd.CommandPath())
-	case cli.BadInput:
+	default:
 		fmt.Fprintf(c.Err, "weft: %s\n", cli.Printable(err.Error()))
 	}
 	return code

@@ -37,14 +37,33 @@ func Usage(err error) error {
 	return usageError{err}
 }
 
+// exitError asks for an exit code of its own.
+type exitError struct {
+	error
+	code int
+}
+
+// Unwrap lets the cause be found.
+func (e exitError) Unwrap() error { return e.error }
+
+// Exit marks err as one with which the program ends with a code that is not weft's
+// own: that of a program which it ran.
+func Exit(code int, err error) error { return exitError{err, code} }
+
+// IsUsage reports whether err is about the command line.
+func IsUsage(err error) bool { return errors.As(err, new(usageError)) }
+
 // Code is the exit code for what a command returned.
 func Code(err error) int {
+	var exit exitError
 	switch {
 	case err == nil:
 		return OK
+	case errors.As(err, &exit):
+		return exit.code
 	case errors.Is(err, ErrNo):
 		return No
-	case errors.As(err, new(usageError)):
+	case IsUsage(err):
 		return BadUsage
 	default:
 		return BadInput

@@ -1,0 +1,284 @@
+// Package launch starts the workers of one host and looks after them: what they
+// print, how they end, and that none of them, nor what they started, stays behind.
+package launch
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Config says what to start. Worker i is rank i of N.
+type Config struct {
+	Command []string
+	Workers int
+	// Env is added to the environment of this process and what every launcher gives
+	// to workers: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
+	// MASTER_PORT, and OMP_NUM_THREADS, an equal part of the processors, if it is not
+	// set.
+	Env []string
+	// Out and Err get the lines that workers print, each behind "[rank] ".
+	Out, Err io.Writer
+	// Settle is how long the others may take to end by themselves once one has
+	// failed or Stop was called, before they get SIGTERM; Grace, how long until they
+	// are killed after that. 0: Settle and Grace of this package.
+	Settle, Grace time.Duration
+	// Ended is called when a worker has ended: nil means in order.
+	Ended func(rank int, failed *Exit)
+}
+
+// What Config takes for 0.
+const (
+	Settle = time.Second
+	Grace  = 5 * time.Second
+)
+
+// Exit is how a worker ended that failed.
+type Exit struct {
+	Rank   int
+	Code   int            // as the shell has it: 128 + signal for a signal
+	Signal syscall.Signal // 0: none
+}
+
+func (e *Exit) Error() string { return fmt.Sprintf("rank %d ended: %s", e.Rank, e.How()) }
+
+// How tells it without the rank.
+func (e *Exit) How() string {
+	if e.Signal != 0 {
+		return fmt.Sprint("signal: ", e.Signal)
+	}
+	return fmt.Sprint("exit code ", e.Code)
+}
+
+// Group is the workers of this host.
+type Group struct {
+	Config
+	running sync.WaitGroup
+	stop    chan struct{} // closed once all are to end
+	stopped sync.Once
+	ended   chan struct{} // closed when all have
+
+	mu    sync.Mutex
+	alive map[int]bool // the process groups; each has the number of its worker
+	first *Exit        // of the first that failed
+}
+
+// Start starts all workers, or none.
+func Start(c Config) (*Group, error) {
+	c.Settle, c.Grace = cmp.Or(c.Settle, Settle), cmp.Or(c.Grace, Grace)
+	port, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	g := &Group{Config: c, stop: make(chan struct{}), ended: make(chan struct{}), alive: map[int]bool{}}
+	started := make(chan error)
+	go func() {
+		// Workers are killed when the thread that started them ends: it stays.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		started <- g.start(port)
+		<-g.ended
+	}()
+	err = <-started
+	if err != nil {
+		g.kill(syscall.SIGKILL)
+	}
+	go func() {
+		g.running.Wait()
+		close(g.ended)
+	}()
+	if err != nil {
+		<-g.ended
+		return nil, err
+	}
+	go g.supervise()
+	return g, nil
+}
+
+func (g *Group) start(port int) error {
+	out := new(sync.Mutex) // lines of different workers do not mix
+	for rank := range g.Workers {
+		w := exec.Command(g.Command[0], g.Command[1:]...)
+		w.Env = append(append(os.Environ(), g.environment(rank, port)...), g.Env...)
+		w.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+		x := &worker{Cmd: w, rank: rank}
+		if err := x.start(g.Out, g.Err, out); err != nil {
+			return fmt.Errorf("starting rank %d: %w", rank, err)
+		}
+		g.mu.Lock()
+		g.alive[w.Process.Pid] = true
+		g.mu.Unlock()
+		g.running.Go(func() { g.wait(x) })
+	}
+	return nil
+}
+
+// environment is what every launcher gives to workers.
+func (g *Group) environment(rank, port int) []string {
+	env := []string{"MASTER_ADDR=127.0.0.1", fmt.Sprint("MASTER_PORT=", port)}
+	for name, n := range map[string]int{"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": g.Workers, "LOCAL_WORLD_SIZE": g.Workers} {
+		env = append(env, fmt.Sprintf("%s=%d", name, n))
+	}
+	if os.Getenv("OMP_NUM_THREADS") == "" {
+		env = append(env, fmt.Sprint("OMP_NUM_THREADS=", max(1, runtime.NumCPU()/g.Workers)))
+	}
+	return env
+}
+
+// freePort is a port of this host that nobody has now.
+func freePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, fmt.Errorf("finding a free port: %w", err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}
+
+// worker is a process and what it prints.
+type worker struct {
+	*exec.Cmd
+	rank    int
+	printed []*os.File // reading ends
+	copying sync.WaitGroup
+}
+
+func (w *worker) start(out, err io.Writer, lines *sync.Mutex) error {
+	for _, x := range []struct {
+		end *io.Writer
+		to  io.Writer
+	}{{&w.Stdout, out}, {&w.Stderr, err}} {
+		r, in, err := os.Pipe()
+		if err != nil {
+			return err
+		}
+		defer in.Close() // the worker has it
+		*x.end = in
+		w.printed = append(w.printed, r)
+		w.copying.Go(func() {
+			copyLines(x.to, r, fmt.Sprintf("[%d] ", w.rank), lines)
+			r.Close()
+		})
+	}
+	return w.Start()
+}
+
+// wait waits for a worker's end, and ends what it has left behind.
+func (g *Group) wait(w *worker) {
+	pid := w.Process.Pid
+	for unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
+	}
+	g.mu.Lock()
+	// Until it has been waited for, nobody else has its number.
+	syscall.Kill(-pid, syscall.SIGKILL)
+	delete(g.alive, pid)
+	w.Wait()
+	failed := exit(w.rank, w.ProcessState)
+	if g.first == nil {
+		g.first = failed
+	}
+	g.mu.Unlock()
+	if g.Ended != nil {
+		g.Ended(w.rank, failed)
+	}
+	if failed != nil {
+		g.Stop()
+	}
+	for _, r := range w.printed { // who left the process group may hold the other end
+		r.SetReadDeadline(time.Now().Add(g.Settle))
+	}
+	w.copying.Wait()
+}
+
+// exit is nil for a worker that ended well.
+func exit(rank int, s *os.ProcessState) *Exit {
+	status, _ := s.Sys().(syscall.WaitStatus)
+	switch {
+	case status.Signaled():
+		return &Exit{rank, 128 + int(status.Signal()), status.Signal()}
+	case s.ExitCode() != 0:
+		return &Exit{Rank: rank, Code: s.ExitCode()}
+	}
+	return nil
+}
+
+// Wait waits until all workers have ended, and returns how the first that failed did.
+func (g *Group) Wait() *Exit {
+	<-g.ended
+	return g.first
+}
+
+// Stop makes all workers end: by themselves in the time that Settle gives, else by
+// signals.
+func (g *Group) Stop() { g.stopped.Do(func() { close(g.stop) }) }
+
+// Signal passes a signal on to all workers, and to what they started.
+func (g *Group) Signal(s syscall.Signal) { g.kill(s) }
+
+func (g *Group) kill(s syscall.Signal) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for pid := range g.alive {
+		syscall.Kill(-pid, s)
+	}
+}
+
+// supervise ends the workers once they are to end.
+func (g *Group) supervise() {
+	select {
+	case <-g.ended:
+		return
+	case <-g.stop:
+	}
+	for _, x := range []struct {
+		after time.Duration
+		s     syscall.Signal
+	}{{g.Settle, syscall.SIGTERM}, {g.Grace, syscall.SIGKILL}} {
+		select {
+		case <-g.ended:
+			return
+		case <-time.After(x.after):
+		}
+		g.kill(x.s)
+	}
+}
+
+// maxLine is what a line is cut at.
+const maxLine = 64 << 10
+
+// copyLines copies lines as they end, each behind a prefix. A carriage return ends
+// one too, as progress bars have it.
+func copyLines(to io.Writer, from io.Reader, prefix string, one *sync.Mutex) {
+	lines := bufio.NewScanner(from)
+	lines.Buffer(nil, 2*maxLine)
+	lines.Split(func(b []byte, end bool) (int, []byte, error) {
+		n := bytes.IndexAny(b, "\r\n") + 1
+		if n == 0 && (end || len(b) >= maxLine) {
+			n = len(b)
+		}
+		if n == 0 {
+			return 0, nil, nil // more has to come
+		}
+		return n, b[:n], nil
+	})
+	for lines.Scan() {
+		b := append([]byte(prefix), lines.Bytes()...)
+		if last := b[len(b)-1]; last != '\n' && last != '\r' {
+			b = append(b, '\n')
+		}
+		one.Lock()
+		to.Write(b)
+		one.Unlock()
+	}
+}
