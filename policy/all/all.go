@@ -3,8 +3,9 @@ package all
 
 import (
 	"fmt"
-	"strings"
 
+	"weft/internal/fault"
+	"weft/internal/near"
 	"weft/policy"
 	"weft/policy/auto"
 	"weft/policy/caramel"
@@ -54,5 +55,5 @@ func Lookup(name string) (policy.Policy, error) {
 		}
 		names = append(names, p.Name)
 	}
-	return policy.Policy{}, fmt.Errorf("no policy %q; there are %s", name, strings.Join(names, ", "))
+	return policy.Policy{}, fmt.Errorf("no policy %q%s", fault.Short(name), near.Hint(name, names))
 }
