@@ -40,7 +40,7 @@ memory of both is resident.`,
 	var chosen policy.Policy
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) (err error) {
 		chosen, err = all.Lookup(*name)
-		return cmp.Or(err, inputs.Check(cmd.Flags()), policies.Check(cmd.Flags(), *name))
+		return cmp.Or(err, inputs.Check(cmd.Flags()), inputs.CheckFor(cmd.Flags(), chosen), policies.Check(cmd.Flags(), *name))
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx := cmd.Context()

@@ -43,7 +43,7 @@ writes it to a file or, without -o, to the standard output.`,
 			return cli.Usagef("no --policy; weft policies lists them")
 		}
 		chosen, err = all.Lookup(*name)
-		return cmp.Or(err, inputs.Check(cmd.Flags()), policies.Check(cmd.Flags(), *name), limits.Check())
+		return cmp.Or(err, inputs.Check(cmd.Flags()), inputs.CheckFor(cmd.Flags(), chosen), policies.Check(cmd.Flags(), *name), limits.Check())
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx := cmd.Context()

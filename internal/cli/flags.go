@@ -226,6 +226,16 @@ func (f *ClusterFlags) Check(fs *pflag.FlagSet) error {
 	return nil
 }
 
+// CheckFor reports what the flags say in vain to the one policy that is asked for.
+func (f *ClusterFlags) CheckFor(fs *pflag.FlagSet, p policy.Policy) error {
+	for _, name := range []string{"servers", "dedicated"} {
+		if fs.Changed(name) && p.Class != policy.Servers {
+			return Usagef("--%s is for policies with parameter servers, not %s", name, p.Name)
+		}
+	}
+	return nil
+}
+
 // hasName reports whether the spec of a link gives its name.
 func hasName(spec string) bool {
 	for part := range strings.SplitSeq(spec, ",") {
