@@ -138,6 +138,9 @@ class FakeAgent:
             self.offsets[k] = end
             size += bytes_
             end += -(-bytes_ // 64) * 64
+            if bytes_ == 0:
+                self._fail(f"tensor {tensors[k]['name']} has no elements", tensor=tensors[k]["name"])
+                return
         total = end + CALL_BYTES
         self.call_offset = end
         out = _memfd("output", total)

@@ -12,7 +12,7 @@ from . import launch
 
 class Ends(unittest.TestCase):
     def run_both(self, way: str) -> None:
-        code, reason = {"exception": (1, "ValueError: a bug in the step"), "exit": (3, ""), "kill": (-9, "")}[way]
+        code, reason = {"exception": (1, "ValueError: a bug in the step"), "kill": (-9, "")}[way]
         one, two = launch.run("fake", 2, "ends.py", way)
         self.assertEqual(two.code, code, two.output)
         self.assertIn(reason, two.output)
@@ -24,9 +24,6 @@ class Ends(unittest.TestCase):
 
     def test_kill(self) -> None:
         self.run_both("kill")
-
-    def test_exit(self) -> None:
-        self.run_both("exit")
 
     def test_in_order(self) -> None:
         for rank in launch.run("fake", 2, "ends.py", "none"):

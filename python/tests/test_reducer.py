@@ -82,7 +82,11 @@ class Reducer(unittest.TestCase):
                 m(BATCH).sum().backward()
             session.reducer.paused = False
             m[0](BATCH).sum().backward()
-            return [p.grad for p in m.parameters()]
+            gradients = [p.grad for p in m.parameters()]
+            m.zero_grad(set_to_none=True)
+            m[0](BATCH).sum().backward()
+            self.assertIsNone(m[1].weight.grad)  # that use was reduced
+            return gradients
 
         for first, second, bias in self.results(2, work):
             s = BATCH.sum(0)
@@ -97,6 +101,16 @@ class Reducer(unittest.TestCase):
             return [p.grad is None for p in m.parameters()]
 
         self.assertEqual(self.results(2, work), [[False, True, True]] * 2)
+
+    def test_empty_parameter(self) -> None:
+        def work(session):
+            m = model()
+            m.nothing = nn.Parameter(torch.ones(0, 3))
+            wrap(session, m)
+            (m[1](m[0](BATCH)).sum() + m.nothing.sum()).backward()
+            self.assertEqual(m.nothing.grad.shape, (0, 3))
+
+        self.results(2, work)
 
     def test_two_losses(self) -> None:
         """Two passes through one graph: the second adds to averages, after the buffers were broadcast."""
@@ -247,12 +261,13 @@ class Reducer(unittest.TestCase):
                 with self.assertRaises(ZeroDivisionError):
                     m[1](Fail.apply(m[0](BATCH))).sum().backward()
                 m.zero_grad(set_to_none=True)
-                m(BATCH).sum().backward()
+                m[0](BATCH).sum().backward()
+                self.assertIsNone(m[1].weight.grad)  # which the interrupted pass had reached
                 return m[0].weight.grad
 
             if forgiven:
                 for got in self.results(2, work):
-                    self.assertTrue(torch.equal(got, (2 * BATCH.sum(0)).expand(2, 4)))
+                    self.assertTrue(torch.equal(got, BATCH.sum(0).expand(2, 4)))
             else:
                 self.refused(2, work, "ended by an exception|ended without goodbye")
 

@@ -39,7 +39,7 @@ class Reducer:
         self.ended: Optional[str] = None  # why these gradients are no longer averaged
         self.paused = False  # within no_sync
         self._iteration = 0
-        self._used = [False] * len(self.parameters)  # since the last reduction
+        self._added = [False] * len(self.parameters)  # within no_sync, since the last pass
         self._pass: Callable[[], Any] = lambda: None  # weak: what the engine will call at the end of the pass that runs
 
     def tensors(self) -> List[Tensor]:
@@ -114,8 +114,8 @@ class Reducer:
     def _gradient(self, k: int) -> None:
         """The hook of parameter k: its gradient is complete."""
         self._begin()
-        self._used[k] = True
         if self.paused:
+            self._added[k] = True
             return
         if self._reached[k] and self._missing[self._bucket_of[k + 1]] == 0:
             raise WeftError(
@@ -147,7 +147,8 @@ class Reducer:
         if not any(self._reached) and not mended:
             return  # autograd.grad, which adds to no parameter's gradient
         for k in mended:
-            self._used[k] = self.parameters[k][1].grad is not None
+            self._added[k] = self.parameters[k][1].grad is not None
+        used = [reached or added for reached, added in zip(self._reached, self._added)]
         for k, (_, p) in enumerate(self.parameters):
             if not self._reached[k]:
                 if p.grad is None:
@@ -155,14 +156,14 @@ class Reducer:
                 else:
                     self._copy(k)  # added within no_sync, or in an earlier pass
                 self._fill(k + 1)
-        self._used_in.copy_(torch.tensor(self._used, dtype=self._used_in.dtype))
+        self._used_in.copy_(torch.tensor(used, dtype=self._used_in.dtype))
         self._fill(0)
 
         rest = []
         for _ in self._layout.buckets:
             for tensor in self._layout.buckets[self._client.done(self._iteration)].tensors:
                 k = tensor - 1
-                if tensor and self._used[k]:
+                if tensor and used[k]:
                     self._take(k)
                 elif tensor:
                     rest.append(k)
@@ -171,7 +172,7 @@ class Reducer:
             if used_by_some[k] != 0:
                 self._take(k)
         self._iteration += 1
-        self._used = [False] * len(self.parameters)
+        self._added = [False] * len(self.parameters)
         self._reset()
         # DDP broadcasts before the next forward pass, which finds the same values. Here, a worker that evaluates alone needs
         # no other, and all evaluate with the same statistics.
@@ -211,8 +212,8 @@ class _Places:
             self._buffers += [(module._buffers, key) for key in module._buffers]
 
     def trained(self) -> List[Tuple[str, torch.nn.Parameter]]:
-        """Names and parameters that require a gradient, in the order of model.parameters()."""
-        return [(name, p) for name, _, _, p, _, trained in self._parameters if trained]
+        """Names and parameters that require a gradient, in the order of model.parameters(). Empty ones have nothing to reduce."""
+        return [(name, p) for name, _, _, p, _, trained in self._parameters if trained and p.numel() > 0]
 
     def buffers(self) -> List[torch.Tensor]:
         """The model's buffers as they are now: modules replace them."""
