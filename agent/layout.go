@@ -73,8 +73,8 @@ func newJob(tensors []protocol.Tensor) (*job.Job, error) {
 	j := job.Chain("workers", none, none, make([]int64, n))
 	for k, t := range tensors {
 		d, err := job.ParseDType(t.DType)
-		if err == nil && !reducible(d) {
-			err = fmt.Errorf("weft cannot reduce %v", d)
+		if err == nil {
+			err = reducible(d)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("tensor %s: %w", t.Name, err)

@@ -6,6 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/agent/protocol"
+	"weft/collective"
+	"weft/collective/kernel"
 	"weft/engine"
 	"weft/job"
 )
@@ -146,7 +148,7 @@ func (a *Agent) fly(s *session, work func() error, then func()) {
 // transfer all-reduces a bucket among the workers of this host, which are all.
 func (s *session) transfer(b, world int) error {
 	at := s.layout.welcome.Buckets[b].Region
-	return mean(s.dtypes[b], world).reduce(s.target(at), s.sources(at))
+	return reduce(mean(s.dtypes[b], world), s.target(at), s.sources(at))
 }
 
 // all sends a message to all workers.
@@ -187,33 +189,35 @@ func (a *Agent) check(c *protocol.Call) error {
 }
 
 // reduction is what a call computes, and of how many bytes.
-func (a *Agent) reduction(c *protocol.Call) (r reduction, bytes int64, err error) {
+func (a *Agent) reduction(c *protocol.Call) (r collective.Reduction, bytes int64, err error) {
 	switch c.Kind {
 	case protocol.Barrier:
 		return r, 0, nil
 	case protocol.Broadcast:
 		return r, c.Bytes, nil
 	case protocol.AllReduce:
-		d, err := job.ParseDType(c.DType)
-		if err != nil {
-			return r, 0, err
-		}
-		r = reduction{d, c.Op, 1}
-		switch c.Op {
-		case "sum", "min", "max":
-		case "mean":
-			if r = mean(d, a.World); r.scale == 1 && a.World > 1 {
-				return r, 0, fmt.Errorf("the mean of %v is not one: ask for the sum", d)
-			}
-		default:
-			return r, 0, fmt.Errorf("no operation %q; there are sum, mean, min and max", c.Op)
-		}
-		if !reducible(d) {
-			return r, 0, fmt.Errorf("weft cannot reduce %v", d)
-		}
-		return r, min(c.Elements, callBytes+1) * d.Bytes(), nil
+	default:
+		return r, 0, fmt.Errorf("no call %q; there are barrier, broadcast and all-reduce", c.Kind)
 	}
-	return r, 0, fmt.Errorf("no call %q; there are barrier, broadcast and all-reduce", c.Kind)
+	d, err := job.ParseDType(c.DType)
+	if err != nil {
+		return r, 0, err
+	}
+	switch r.DType = d; c.Op {
+	case "sum":
+		r.Op = kernel.Sum
+	case "min":
+		r.Op = kernel.Min
+	case "max":
+		r.Op = kernel.Max
+	case "mean":
+		if r = mean(d, a.World); r.Scale == 0 {
+			return r, 0, fmt.Errorf("the mean of %v is not one: ask for the sum", d)
+		}
+	default:
+		return r, 0, fmt.Errorf("no operation %q; there are sum, mean, min and max", c.Op)
+	}
+	return r, min(c.Elements, callBytes+1) * d.Bytes(), reducible(d)
 }
 
 func (a *Agent) collective(s *session, c *protocol.Call) error {
@@ -226,7 +230,7 @@ func (a *Agent) collective(s *session, c *protocol.Call) error {
 	case protocol.Broadcast:
 		copy(s.target(at), s.sources(at)[c.Root])
 	case protocol.AllReduce:
-		return r.reduce(s.target(at), s.sources(at))
+		return reduce(r, s.target(at), s.sources(at))
 	}
 	return nil
 }
