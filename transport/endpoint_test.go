@@ -204,6 +204,74 @@ func TestSendWaits(t *testing.T) {
 	})
 }
 
+// Many more small messages than the window holds, received in the opposite order.
+func TestMoreThanTheWindow(t *testing.T) {
+	onEveryNetwork(t, 2, func(t *testing.T, ctx context.Context, es []Endpoint) {
+		const n, size = 200, 16 << 10
+		var wg sync.WaitGroup
+		for i := range uint32(n) {
+			wg.Go(func() {
+				if err := es[0].Send(ctx, 1, Tag{Chunk: i}, pattern(int(i), size)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		dst := make([]byte, size)
+		for i := range uint32(n) {
+			if err := es[1].Recv(ctx, 0, Tag{Chunk: n - 1 - i}, dst); err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(dst, pattern(int(n-1-i), size)) {
+				t.Errorf("chunk %d: wrong data", n-1-i)
+			}
+		}
+		wg.Wait()
+	})
+}
+
+// When a context ends in the middle of everything, every call returns, and its
+// memory is its caller's again (the race detector watches).
+func TestContextEndsInTheMiddle(t *testing.T) {
+	for _, after := range []int{1, 5, 9} { // messages
+		onEveryNetwork(t, 2, func(t *testing.T, ctx context.Context, es []Endpoint) {
+			why := errors.New("enough")
+			short, cancel := context.WithCancelCause(ctx)
+			defer cancel(nil)
+			received := make(chan error)
+			var wg sync.WaitGroup
+			for i := range uint32(10) {
+				size := (1 + int(i)%3) * Eager
+				for to := range 2 {
+					wg.Go(func() {
+						data := make([]byte, size)
+						es[1-to].Send(short, to, Tag{Chunk: i}, data)
+						clear(data)
+					})
+					wg.Go(func() {
+						dst := make([]byte, size)
+						err := es[to].Recv(short, 1-to, Tag{Chunk: i}, dst)
+						clear(dst)
+						received <- err
+					})
+				}
+			}
+			for i := range 20 {
+				if i == after {
+					cancel(why)
+				}
+				var lost *PeerLost
+				if err := <-received; err != nil && !errors.Is(err, why) && !errors.As(err, &lost) {
+					t.Error(err)
+				}
+			}
+			wg.Wait()
+			for _, e := range es {
+				e.Close() // some of them find the other gone
+			}
+		})
+	}
+}
+
 // A Recv whose message does not come ends with its context, and says why.
 func TestRecvEndsWithContext(t *testing.T) {
 	onEveryNetwork(t, 2, func(t *testing.T, ctx context.Context, es []Endpoint) {

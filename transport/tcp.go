@@ -61,11 +61,12 @@ func (l *Listener) Addr() netip.AddrPort { return l.l.Addr().(*net.TCPAddr).Addr
 // Close stops listening. Endpoints that are connected stay so.
 func (l *Listener) Close() error { return l.l.Close() }
 
-// How a peer that has gone silent is found out: by probes while nothing is on
-// the way, by missing acknowledgements otherwise.
-const silence = 10 * time.Second
+// silence is after what time a peer is lost of which nothing is heard: no
+// acknowledgement of what is sent to it, or, if that is nothing, no answer to
+// four probes.
+const silence = 8 * time.Second
 
-var keepAlive = net.KeepAliveConfig{Enable: true, Idle: silence / 2, Interval: silence / 10, Count: 5}
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: silence / 2, Interval: silence / 8, Count: 4}
 
 const (
 	handshakeTime = 5 * time.Second // the most for one handshake
@@ -79,8 +80,7 @@ type tcp struct {
 	rank  int
 	peers []*peer // nil: itself
 	ends  sync.WaitGroup
-	once  sync.Once
-	err   error // of Close
+	once  sync.Once // of Close
 
 	closeTime time.Duration
 }
@@ -163,7 +163,7 @@ func (t *tcp) peer(rank int) (*peer, error) {
 
 // Close waits until every peer has read what was sent and has said goodbye too,
 // or is lost, or has had closeTime.
-func (t *tcp) Close() error {
+func (t *tcp) Close() (err error) {
 	t.once.Do(func() {
 		start := time.Now()
 		var there []*peer
@@ -175,11 +175,11 @@ func (t *tcp) Close() error {
 		t.ends.Wait()
 		for _, p := range there {
 			if !errors.Is(p.lost, ErrLeft) {
-				t.err = errors.Join(t.err, &Error{Phase: Closing, Peer: p.rank, Elapsed: time.Since(start), Err: p.lost})
+				err = errors.Join(err, &Error{Phase: Closing, Peer: p.rank, Elapsed: time.Since(start), Err: p.lost})
 			}
 		}
 	})
-	return t.err
+	return err
 }
 
 // meeting is one Connect.
