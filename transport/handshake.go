@@ -69,17 +69,25 @@ func (h *hello) decode(b *[helloSize]byte) error {
 	}
 	switch {
 	case [4]byte(b[:4]) != magic:
-		return &Refusal{WrongProtocol, "it does not speak weft's protocol"}
+		return &Refusal{Why: WrongProtocol, Msg: "it does not speak weft's protocol"}
 	case b[4] != frameVersion:
-		return &Refusal{WrongProtocol, fmt.Sprintf("it speaks version %d of weft's protocol, this program version %d", b[4], frameVersion)}
+		return &Refusal{Why: WrongProtocol, Msg: fmt.Sprintf("it speaks version %d of weft's protocol, this program version %d", b[4], frameVersion)}
 	}
 	return nil
 }
+
+// Secret is what the agents of a job know and nobody else does. It is never printed.
+type Secret []byte
+
+// Format writes that there is a secret, whatever the verb.
+func (Secret) Format(f fmt.State, _ rune) { io.WriteString(f, "(secret)") }
 
 // Refusal says why two agents of a job have not connected.
 type Refusal struct {
 	Why Reason
 	Msg string
+
+	temporary bool
 }
 
 func (e *Refusal) Error() string { return e.Msg }
@@ -100,7 +108,7 @@ const (
 
 // refuse puts a reason in words, as one side sees it.
 func (w Reason) refuse(self, other, dialer *hello) error {
-	return &Refusal{w, "refused: " + w.text(self, other, dialer)}
+	return &Refusal{Why: w, Msg: "refused: " + w.text(self, other, dialer)}
 }
 
 func (w Reason) text(self, other, dialer *hello) string {
@@ -193,13 +201,11 @@ func acceptHandshake(c net.Conn, secret []byte, self hello, judge func(other *he
 	if why == WrongSecret {
 		clear(verdict[1:]) // no proof for who has given none
 	}
-	if _, err := c.Write(verdict); err != nil {
-		return other, err
-	}
+	_, err = c.Write(verdict)
 	if why != accepted {
-		return other, why.refuse(&self, &other, &other)
+		err = why.refuse(&self, &other, &other)
 	}
-	return other, nil
+	return other, err
 }
 
 func noAnswer(err error) error {

@@ -23,7 +23,7 @@ type TCPOptions struct {
 	// Epoch is the epoch of the job. Peers of different epochs do not connect.
 	Epoch uint64
 	// Secret is the job's, of at least MinSecret bytes.
-	Secret []byte
+	Secret Secret
 	// Bulk is how many connections to each peer carry large messages, beside
 	// the one that carries all else; 0: one. A network that is faster than one
 	// connection needs more.
@@ -322,22 +322,32 @@ func (m *meeting) accept(ctx context.Context, l *net.TCPListener) {
 func (m *meeting) welcome(ctx context.Context, c net.Conn) {
 	stop := guard(ctx, c)
 	other, err := acceptHandshake(c, m.o.Secret, m.self, m.judge)
-	if !stop() { // the meeting is over
-		return
-	}
-	if err == nil {
+	if inTime := stop(); inTime && err == nil {
 		m.add(int(other.from), int(other.conn), c)
 		return
 	}
 	c.Close()
+	if err == nil { // the meeting is over
+		return
+	}
 	r, _ := errors.AsType[*Refusal](err)
 	if r != nil && r.Why != WrongSecret && r.Why != WrongProtocol && !(r.Why == StaleEpoch && other.epoch < m.self.epoch) {
 		m.fail(int(other.from), err) // it has the secret: one of us is mistaken
 		return
 	}
 	m.mu.Lock()
-	m.stranger = fmt.Errorf("%v: %w", c.RemoteAddr(), err)
-	m.mu.Unlock()
+	defer m.mu.Unlock()
+	m.stranger = telling(m.stranger, fmt.Errorf("%v: %w", c.RemoteAddr(), err))
+}
+
+// telling is the later of two failures, unless only the earlier one says what
+// somebody answered.
+func telling(earlier, later error) error {
+	_, answered := errors.AsType[*Refusal](earlier)
+	if _, again := errors.AsType[*Refusal](later); answered && !again {
+		return earlier
+	}
+	return later
 }
 
 // judge decides about a dialer that has the secret.
@@ -371,18 +381,19 @@ func (m *meeting) dial(ctx context.Context, rank, i int, slots chan struct{}) {
 		if err == nil || ctx.Err() != nil {
 			return
 		}
-		if _, ok := errors.AsType[*Refusal](err); ok {
+		r, refused := errors.AsType[*Refusal](err)
+		if refused && !r.temporary {
 			m.fail(rank, err)
 			return
 		}
 		m.mu.Lock()
-		m.tries[rank] = err
+		m.tries[rank] = telling(m.tries[rank], err)
 		m.mu.Unlock()
 		pause(ctx, wait)
 	}
 }
 
-// call is one try. An error that is not a Refusal may be temporary.
+// call is one try. An error may be temporary, unless it is a Refusal that is not.
 func (m *meeting) call(ctx context.Context, rank, i int) error {
 	d := net.Dialer{Timeout: handshakeTime, KeepAliveConfig: keepAlive}
 	c, err := d.DialContext(ctx, "tcp", m.o.Addrs[rank])
@@ -398,8 +409,8 @@ func (m *meeting) call(ctx context.Context, rank, i int) error {
 	}
 	if err != nil {
 		c.Close()
-		if r, ok := errors.AsType[*Refusal](err); ok && r.Why == StaleEpoch && other.epoch < m.self.epoch {
-			return errors.New(r.Msg) // it will follow
+		if r, ok := errors.AsType[*Refusal](err); ok {
+			r.temporary = r.Why == StaleEpoch && other.epoch < m.self.epoch // it will follow
 		}
 		return err
 	}

@@ -72,6 +72,15 @@ func TestListenRefuses(t *testing.T) {
 	}
 }
 
+func TestSecretIsNotPrinted(t *testing.T) {
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%x", "%d", "%q"} {
+		got := fmt.Sprintf(verb, TCPOptions{Secret: Secret(secret)})
+		if !strings.Contains(got, "(secret)") || strings.Contains(got, string(secret)) || strings.Contains(got, "97") {
+			t.Errorf("%s: %s", verb, got)
+		}
+	}
+}
+
 func TestConnectRefuses(t *testing.T) {
 	ls, addrs := listenAll(t, "127.0.0.1", 1)
 	for _, tc := range []struct {
@@ -118,7 +127,7 @@ func TestHandshakeRefuses(t *testing.T) {
 	}, {
 		name:      "stale acceptor",
 		change:    func(o *TCPOptions) { o.Epoch = 6 },
-		dialer:    "not connected: rank 0",
+		dialer:    "not connected: rank 0", // and why, if it has had the time
 		acceptor:  "connect, peer 1, after T: refused: it is in epoch 6 of the job, this is in epoch 5",
 		dialWaits: true,
 	}, {
