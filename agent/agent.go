@@ -9,6 +9,7 @@
 package agent
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -62,7 +63,9 @@ type worker struct {
 	call  *call
 	since time.Duration // when it said either, and began to wait for the others
 	gone  bool          // in order, or before anybody needed it
-	cause error         // of the latter
+
+	explained chan struct{} // closed when its process has ended, as cause says
+	cause     error
 }
 
 // call is a call that a worker has made and that has not returned.
@@ -75,7 +78,7 @@ const (
 	// stuck is how long a worker may take to make room for a message of a few bytes.
 	stuck = 10 * time.Second
 	// explanation is how long after its connection the end of a process may follow.
-	explanation = 200 * time.Millisecond
+	explanation = 500 * time.Millisecond
 	tick        = time.Second
 )
 
@@ -84,6 +87,9 @@ func Listen(c Config) (*Agent, error) {
 	a := &Agent{
 		Config: c, origin: time.Now(), done: make(chan struct{}),
 		conns: map[*net.UnixConn]struct{}{}, workers: make([]worker, len(c.Ranks)),
+	}
+	for w := range a.workers {
+		a.workers[w].explained = make(chan struct{})
 	}
 	var err error
 	if a.listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: c.Socket, Net: "unix"}); err == nil {
@@ -128,21 +134,45 @@ func (a *Agent) Close() error {
 }
 
 // Ended tells the agent that the process of a worker has ended, as cause says; nil
-// means in order.
+// means in order. Once a rank.
 func (a *Agent) Ended(rank int, cause error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	w := slices.Index(a.Ranks, rank)
-	if w < 0 || a.workers[w].gone {
+	if w < 0 || a.workers[w].gone || a.closed {
 		return
 	}
-	switch {
-	case !slices.ContainsFunc(a.workers, func(x worker) bool { return x.conn != nil }), cause == nil && a.workers[w].conn == nil:
-		a.leave(w, cause) // it never wanted anything
-	case cause != nil:
-		a.lost(w, cause)
-	default:
-		a.lost(w, errors.New("its process ended without goodbye"))
+	if a.workers[w].conn == nil {
+		if cause == nil || !slices.ContainsFunc(a.workers, func(x worker) bool { return x.conn != nil }) {
+			a.leave(w, cause) // it never wanted anything, and nobody wanted it yet
+		} else {
+			a.lost(w, cause)
+		}
+		return
+	}
+	if cause == nil {
+		cause = errors.New("its process ended without goodbye")
+	}
+	// What it had said comes first: the end of its connection is what counts, or if
+	// another process holds that open, time.
+	a.workers[w].cause = cause
+	close(a.workers[w].explained)
+	a.running.Go(func() {
+		a.patience(nil)
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if !a.workers[w].gone {
+			a.lost(w, cause)
+		}
+	})
+}
+
+// patience waits a while, or until something happens or training has ended.
+func (a *Agent) patience(until <-chan struct{}) {
+	select {
+	case <-until:
+	case <-a.done:
+	case <-time.After(explanation):
 	}
 }
 
@@ -259,17 +289,14 @@ func (a *Agent) serve(conn *net.UnixConn) {
 	who := -1 // worker
 	err := a.read(conn, &who)
 	if who >= 0 && a.Explained {
-		select {
-		case <-a.done:
-		case <-time.After(explanation):
-		}
+		a.patience(a.workers[who].explained)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.conns, conn)
 	conn.Close()
 	if who >= 0 && !a.workers[who].gone {
-		a.lost(who, err)
+		a.lost(who, cmp.Or(a.workers[who].cause, err))
 	}
 }
 

@@ -34,6 +34,8 @@ type Config struct {
 	// failed or Stop was called, before they get SIGTERM; Grace, how long until they
 	// are killed after that. 0: Settle and Grace of this package.
 	Settle, Grace time.Duration
+	// Keeper, if set, ends the workers and what they started if this process cannot.
+	Keeper *Keeper
 	// Ended is called when a worker has ended: nil means in order.
 	Ended func(rank int, failed *Exit)
 }
@@ -118,6 +120,7 @@ func (g *Group) start(port int) error {
 		}
 		g.mu.Lock()
 		g.alive[w.Process.Pid] = true
+		g.Keeper.started(w.Process.Pid)
 		g.mu.Unlock()
 		g.running.Go(func() { g.wait(x) })
 	}
@@ -183,6 +186,7 @@ func (g *Group) wait(w *worker) {
 	// Until it has been waited for, nobody else has its number.
 	syscall.Kill(-pid, syscall.SIGKILL)
 	delete(g.alive, pid)
+	g.Keeper.ended(pid)
 	w.Wait()
 	failed := exit(w.rank, w.ProcessState)
 	if g.first == nil {

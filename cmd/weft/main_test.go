@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -27,8 +28,15 @@ import (
 const asProgram = "WEFT_TEST_AS_PROGRAM"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(asProgram) != "" {
+	if os.Getenv(asProgram) != "" || len(os.Args) > 1 && os.Args[1] == keep {
 		main()
+	}
+	if how := os.Getenv(asWorker); how != "" {
+		if err := work(how); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	}
 	goleak.VerifyTestMain(m)
 }
@@ -42,7 +50,8 @@ func TestMain(m *testing.M) {
 //	ls                    list the files that the script has made
 //	weft                  run command lines: what they print, then their exit code
 //	                      if it is not 0. hide=figures puts # for every number and digest,
-//	                      grep=(REGEXP) keeps only lines that match, stdin=FILE.
+//	                      grep=(REGEXP) keeps only lines that match, stdin=FILE,
+//	                      sort sorts the lines that a command prints.
 func TestScripts(t *testing.T) {
 	traces, err := filepath.Abs("../../testdata/traces")
 	if err != nil {
@@ -139,7 +148,11 @@ func weft(t *testing.T, d *datadriven.TestData) (string, error) {
 		}
 		var out bytes.Buffer
 		code := run(t.Context(), &cli.Console{In: in, Out: &out, Err: &out}, strings.Fields(line))
-		for line := range strings.Lines(out.String()) {
+		lines := slices.Collect(strings.Lines(out.String()))
+		if d.HasArg("sort") {
+			slices.Sort(lines)
+		}
+		for _, line := range lines {
 			if hide == "figures" {
 				line = figure.ReplaceAllString(line, "$1$1#")
 			}

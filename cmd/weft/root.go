@@ -33,7 +33,7 @@ cannot be read or written, 130 interrupted.`,
 	root.SetIn(c.In)
 	root.SetOut(c.Out)
 	root.SetErr(c.Err)
-	root.AddCommand(newInspect(c), newCompare(c), newPair(c), newPlan(c), newSimulate(c), newRun(c), newImport(c), newPolicies(c), newZoo(c), newExplain(c), newStudy(c), newVersion(c))
+	root.AddCommand(newInspect(c), newCompare(c), newPair(c), newPlan(c), newSimulate(c), newRun(c), newKeep(), newImport(c), newPolicies(c), newZoo(c), newExplain(c), newStudy(c), newVersion(c))
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	mark(root)
@@ -66,7 +66,9 @@ func onlyCommands(cmd *cobra.Command, args []string) error {
 	}
 	var names []string
 	for _, sub := range cmd.Commands() {
-		names = append(names, sub.Name())
+		if !sub.Hidden {
+			names = append(names, sub.Name())
+		}
 	}
 	if len(names) == 0 {
 		return fmt.Errorf("%s has no command %q", cmd.CommandPath(), args[0])

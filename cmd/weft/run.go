@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,17 +56,32 @@ a signal) is that of weft run.`,
 	return cmd
 }
 
+// keep is the command that weft run starts itself with.
+const keep = "keep"
+
+func newKeep() *cobra.Command {
+	return &cobra.Command{
+		Use: keep, Hidden: true, Args: want(1, 1, "a directory"),
+		RunE: func(_ *cobra.Command, args []string) error { return launch.Keep(args[0]) },
+	}
+}
+
 // train runs workers and their agent until all have ended.
 func train(ctx context.Context, c *cli.Console, command []string, n int, timeout time.Duration) (err error) {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	defer signal.Stop(signals)
 
-	dir, err := os.MkdirTemp("", "weft-")
+	dir, err := os.MkdirTemp("", launch.DirPrefix)
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	keeper, err := launch.NewKeeper(dir, keep)
+	if err != nil {
+		os.RemoveAll(dir)
+		return err
+	}
+	defer func() { err = cmp.Or(err, keeper.Close()) }()
 	if err := os.CopyFS(filepath.Join(dir, "python"), python.Client); err != nil {
 		return fmt.Errorf("the Python client: %w", err)
 	}
@@ -80,7 +96,7 @@ func train(ctx context.Context, c *cli.Console, command []string, n int, timeout
 	}
 	defer a.Close()
 	g, err := launch.Start(launch.Config{
-		Command: command, Workers: n, Out: c.Out, Err: c.Err,
+		Command: command, Workers: n, Out: c.Out, Err: c.Err, Keeper: keeper,
 		Ended: func(rank int, failed *launch.Exit) {
 			if failed != nil {
 				a.Ended(rank, errors.New(failed.How()))

@@ -1,0 +1,195 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"weft/agent/protocol"
+	"weft/agent/worker"
+	"weft/internal/cli"
+)
+
+// asWorker makes the test binary behave as a training process, in a way that its
+// value names.
+const asWorker = "WEFT_TEST_AS_WORKER"
+
+// work trains two tensors for three iterations.
+func work(how string) error {
+	w, err := worker.Connect()
+	if err != nil {
+		return err
+	}
+	elements := int64(4)
+	if how == "differ" {
+		elements += int64(w.Rank)
+	}
+	if err := w.Hello(protocol.Hello{FirstBucket: 4, BucketBytes: 4, Tensors: []protocol.Tensor{
+		{Name: "weight", Elements: elements, DType: "float32"}, {Name: "bias", Elements: 1, DType: "float32"},
+	}}); err != nil {
+		return err
+	}
+	for i := range 3 {
+		for b, x := range w.Welcome.Buckets {
+			if how == "killed" && w.Rank == 1 && i == 1 && b == 1 {
+				syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			}
+			at := worker.Region(w.Input, x.Region)
+			for k := 0; k < len(at); k += 4 {
+				binary.NativeEndian.PutUint32(at[k:], math.Float32bits(float32(w.Rank+i)))
+			}
+			if err := w.Ready(b, i); err != nil {
+				return err
+			}
+		}
+		for range w.Welcome.Buckets {
+			b, _, err := w.Done()
+			if err != nil {
+				return err
+			}
+			got := math.Float32frombits(binary.NativeEndian.Uint32(worker.Region(w.Output, w.Welcome.Buckets[b].Region)))
+			if want := float32(w.World-1)/2 + float32(i); got != want {
+				return fmt.Errorf("bucket %d of iteration %d: %v, want %v", b, i, got, want)
+			}
+		}
+	}
+	fmt.Println("trained")
+	return w.Goodbye()
+}
+
+// runs runs weft run in this process, with a directory for temporary files that
+// must be empty in the end, and returns what it printed and its exit code.
+func runs(t *testing.T, args ...string) (string, int) {
+	t.Helper()
+	tmp := t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	var out bytes.Buffer
+	code := run(t.Context(), &cli.Console{Out: &out, Err: &out}, append([]string{"run"}, args...))
+	empty(t, tmp)
+	return out.String(), code
+}
+
+func empty(t *testing.T, dir string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) > 0 {
+		t.Errorf("left behind: %v (%v)", entries, err)
+	}
+}
+
+func TestRunTrains(t *testing.T) {
+	t.Setenv(asWorker, "well")
+	out, code := runs(t, "-n", "3", "--", os.Args[0])
+	if code != cli.OK || strings.Count(out, "trained\n") != 3 {
+		t.Errorf("exit code %d:\n%s", code, out)
+	}
+}
+
+// The one that is lost is named, with what the others waited for, and its signal
+// is the exit code.
+func TestRunKilled(t *testing.T) {
+	t.Setenv(asWorker, "killed")
+	out, code := runs(t, "-n", "3", "--", os.Args[0])
+	want := "rank 1 is lost: signal: killed, while waiting for its gradient of tensor weight (bucket 1) of iteration 1"
+	if code != 128+int(syscall.SIGKILL) || !strings.Contains(out, "weft: "+want) || !strings.Contains(out, "[0] "+want) || !strings.Contains(out, "[2] "+want) {
+		t.Errorf("exit code %d:\n%s", code, out)
+	}
+}
+
+func TestRunDifferentModels(t *testing.T) {
+	t.Setenv(asWorker, "differ")
+	out, code := runs(t, "-n", "2", "--", os.Args[0])
+	want := "weft: the workers train different models: tensor 0 is weight (4 elements of float32) on rank 0, weight (5 elements of float32) on rank 1\n"
+	if code != 1 || !strings.Contains(out, want) {
+		t.Errorf("exit code %d:\n%s", code, out)
+	}
+}
+
+// TestRunSignals ends weft by a signal, while each worker waits for a child of its
+// own that minds nothing. Nobody stays, and nothing.
+func TestRunSignals(t *testing.T) {
+	for _, x := range []struct {
+		signal syscall.Signal
+		code   int
+	}{{syscall.SIGINT, cli.Interrupted}, {syscall.SIGTERM, cli.Interrupted}, {syscall.SIGKILL, -1}} {
+		t.Run(x.signal.String(), func(t *testing.T) {
+			t.Parallel()
+			tmp := t.TempDir()
+			cmd := exec.Command(os.Args[0], "run", "-n", "2", "--", "sh", "-c", "sh -c 'trap \"\" INT; echo pid $$; while :; do sleep 100; done' & echo pid $$; wait")
+			cmd.Env = append(os.Environ(), asProgram+"=1", "TMPDIR="+tmp)
+			var stderr bytes.Buffer
+			cmd.Stderr = &stderr
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			pids := readPids(t, out, 4)
+			if err := cmd.Process.Signal(x.signal); err != nil {
+				t.Error(err)
+			}
+			io.Copy(io.Discard, out)
+			var exit *exec.ExitError
+			if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != x.code {
+				t.Errorf("ended with %v, want exit code %d", err, x.code)
+			}
+			if x.signal != syscall.SIGKILL {
+				if got, want := stderr.String(), "weft: interrupted\n"; got != want {
+					t.Errorf("said %q, want %q", got, want)
+				}
+			}
+			// After SIGKILL, somebody else tidies up.
+			for end := time.Now().Add(20 * time.Second); time.Now().Before(end) && (alive(pids) != 0 || !isEmpty(tmp)); {
+				time.Sleep(10 * time.Millisecond)
+			}
+			if pid := alive(pids); pid != 0 {
+				t.Errorf("process %d is still there", pid)
+			}
+			empty(t, tmp)
+		})
+	}
+}
+
+func readPids(t *testing.T, from io.Reader, n int) (pids []int) {
+	lines := bufio.NewScanner(from)
+	for len(pids) < n && lines.Scan() {
+		if m := regexp.MustCompile(`^\[\d\] pid (\d+)$`).FindStringSubmatch(lines.Text()); m != nil {
+			pid, _ := strconv.Atoi(m[1])
+			pids = append(pids, pid)
+		}
+	}
+	if len(pids) < n {
+		t.Fatalf("%d processes of %d", len(pids), n)
+	}
+	return pids
+}
+
+// alive returns one of the processes that is neither gone nor a zombie; 0: none.
+func alive(pids []int) int {
+	for _, pid := range pids {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err == nil && !bytes.Contains(stat, []byte(") Z ")) {
+			return pid
+		}
+	}
+	return 0
+}
+
+func isEmpty(dir string) bool {
+	entries, err := os.ReadDir(dir)
+	return err == nil && len(entries) == 0
+}

@@ -1,0 +1,115 @@
+package launch
+
+import (
+	"bytes"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestCopyLines(t *testing.T) {
+	long := strings.Repeat("x", maxLine)
+	for in, want := range map[string]string{
+		"":                  "",
+		"a\nb\n":            "[3] a\n[3] b\n",
+		"no end":            "[3] no end\n",
+		"\n\n":              "[3] \n[3] \n",
+		"10 %\r20 %\rend\n": "[3] 10 %\r[3] 20 %\r[3] end\n",
+		long + "yz\n":       "[3] " + long + "\n[3] yz\n",
+	} {
+		for _, from := range []io.Reader{strings.NewReader(in), iotest.HalfReader(strings.NewReader(in))} {
+			var out bytes.Buffer
+			copyLines(&out, from, "[3] ", new(sync.Mutex))
+			if got := out.String(); got != want && len(in) < maxLine || strings.ReplaceAll(strings.ReplaceAll(got, "[3] ", ""), "\n", "") != strings.ReplaceAll(in, "\n", "") {
+				t.Errorf("%.20q: %.80q, want %.80q", in, got, want)
+			}
+		}
+	}
+}
+
+// The first that fails is whose end counts; one that minds no SIGTERM is killed.
+func TestStubborn(t *testing.T) {
+	var out bytes.Buffer
+	var mu sync.Mutex
+	ends := map[int]string{}
+	g, err := Start(Config{
+		Command: []string{"sh", "-c", "case $RANK in 0) trap '' TERM; echo deaf; while :; do sleep 1000; done;; 1) sleep 1000;; 2) exit 5;; esac"},
+		Workers: 3, Out: &out, Err: &out, Settle: 200 * time.Millisecond, Grace: 200 * time.Millisecond,
+		Ended: func(rank int, failed *Exit) {
+			mu.Lock()
+			defer mu.Unlock()
+			ends[rank] = failed.How()
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first := g.Wait(); first == nil || first.Rank != 2 || first.Code != 5 {
+		t.Errorf("first %+v", first)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	// Rank 0's trap may come later than the signal.
+	if want := map[int]string{0: ends[0], 1: "signal: terminated", 2: "exit code 5"}; !maps.Equal(ends, want) || !strings.HasPrefix(ends[0], "signal: ") {
+		t.Errorf("ends %v, want %v", ends, want)
+	}
+}
+
+func TestSignal(t *testing.T) {
+	g, err := Start(Config{Command: []string{"sleep", "1000"}, Workers: 2, Out: io.Discard, Err: io.Discard})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.Signal(syscall.SIGINT)
+	if first := g.Wait(); first == nil || first.Code != 130 {
+		t.Errorf("first %+v", first)
+	}
+}
+
+func TestNothingToStart(t *testing.T) {
+	before := len(descriptors(t))
+	_, err := Start(Config{Command: []string{"/no/such/program"}, Workers: 2, Out: io.Discard, Err: io.Discard})
+	if err == nil || !strings.Contains(err.Error(), "starting rank 0") {
+		t.Error(err)
+	}
+	for len(descriptors(t)) > before { // readers end a little later
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func descriptors(t *testing.T) []os.DirEntry {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Skip(err)
+	}
+	return entries
+}
+
+func TestGroups(t *testing.T) {
+	got := groups(strings.NewReader("+10\n+11\n+12\n-11\n+1\n-10\n+13\n+garb"))
+	if want := []int{12, 13}; !slices.Equal(slices.Sorted(maps.Keys(got)), want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// It removes nothing where it has not been started by NewKeeper.
+func TestKeepRefuses(t *testing.T) {
+	dir := t.TempDir()
+	if err := Keep(dir); err == nil {
+		t.Error("it does")
+	}
+	if _, err := os.Stat(dir); err != nil {
+		t.Error(err)
+	}
+}
