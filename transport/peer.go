@@ -69,7 +69,7 @@ type conn struct {
 
 	queue []outgoing // under the peer's lock, as is the next
 	bye   bool       // a goodbye is in the queue, or has been
-	wake  sync.Cond  // the queue is not empty, or the peer is lost
+	more  sync.Cond  // the queue is not empty, or the peer is lost
 
 	// The writer's own.
 	batch []outgoing
@@ -103,7 +103,7 @@ func newPeer(rank int, epoch uint64, sum bool, conns []net.Conn) *peer {
 			size = 64 << 10 // saves calls of read, where messages are small
 		}
 		cn := &conn{p: p, c: c, r: frameReader{r: bufio.NewReaderSize(c, size), epoch: epoch}}
-		cn.wake.L = &p.mu
+		cn.more.L = &p.mu
 		if i > 0 {
 			cn.r.wake = newWake(c)
 		}
@@ -140,7 +140,7 @@ func (c *conn) enqueue(o outgoing) {
 	o.f.sum = c.p.sum
 	c.bye = o.f.kind == frameBye
 	c.queue = append(c.queue, o)
-	c.wake.Signal()
+	c.more.Signal()
 }
 
 // control sends a frame that has no data.
@@ -204,7 +204,7 @@ func (p *peer) retractSend(tag Tag, c *call) bool {
 			} else {
 				p.ready[tag] = uint64(len(c.data))
 			}
-			cn.queue = append(cn.queue[:i], cn.queue[i+1:]...)
+			cn.queue = slices.Delete(cn.queue, i, i+1)
 			return true
 		}
 	}
@@ -340,7 +340,7 @@ func (p *peer) fail(lost *PeerLost) {
 			}
 		}
 		c.queue = slices.DeleteFunc(c.queue, func(o outgoing) bool { return o.f.kind != frameBye })
-		c.wake.Signal()
+		c.more.Signal()
 	}
 }
 
@@ -420,7 +420,7 @@ func (c *conn) take() bool {
 		if p.lost != nil {
 			return false
 		}
-		c.wake.Wait()
+		c.more.Wait()
 	}
 	n, bytes := 0, 0
 	for n < min(len(c.queue), maxBatch) && bytes < maxBatchBytes {
