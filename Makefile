@@ -31,9 +31,9 @@ test: cc
 	CGO_ENABLED=1 go test -race ./...
 	go test -run '^TestCompare$$' ./acceptance # has nothing for the race detector
 
-test-torch:
+test-torch: build
 	@PYTHON=$(PYTHON) tools/need-torch
-	cd python && $(PYTHON) -W ignore -m unittest
+	cd python && WEFT_BINARY=$(CURDIR)/bin/weft $(PYTHON) -W ignore -m unittest
 
 lint:
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "not formatted, run gofmt -w:" $$unformatted; exit 1; }

@@ -133,14 +133,15 @@ class FakeAgent:
                 if self.buckets:
                     limit = workers[0].hello["bucket_bytes"]
                 self.buckets.append([])
-                size = 0
+                size, end = 0, -(-end // 64) * 64
             self.buckets[-1].append(k)
             self.offsets[k] = end
             size += bytes_
-            end += -(-bytes_ // 64) * 64
+            end += bytes_
             if bytes_ == 0:
                 self._fail(f"tensor {tensors[k]['name']} has no elements", tensor=tensors[k]["name"])
                 return
+        end = -(-end // 64) * 64
         total = end + CALL_BYTES
         self.call_offset = end
         out = _memfd("output", total)

@@ -20,10 +20,10 @@ def ranks(world: int, function: Callable[[Session], Any]) -> List[Any]:
         session = Session({"WEFT_SOCKET": path, "RANK": str(r), "WORLD_SIZE": str(world), "LOCAL_RANK": str(r)})
         try:
             results[r] = function(session)
-            session.close(in_order=True)
+            session.close()
         except Exception as e:
             results[r] = e
-            session.close(in_order=False)
+            session.client.close()
 
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "agent")

@@ -55,7 +55,7 @@ class Protocol(unittest.TestCase):
                 try:
                     return worker(client)
                 finally:
-                    client.close(in_order=False)
+                    client.close()
                     t.join(10)
                     self.assertFalse(t.is_alive())
 
@@ -85,7 +85,7 @@ class Protocol(unittest.TestCase):
             client.ready(0, 7)
             self.assertEqual(client.done(7), 0)
             client.call(kind="barrier")
-            client.close(in_order=True)
+            client.goodbye()
 
         self.play(agent, worker)
         header, hello = got["hello"]
@@ -202,7 +202,7 @@ class Protocol(unittest.TestCase):
                 os.close(writer)
                 os.read(reader, 1)  # until the test has seen the end
                 os._exit(0)
-            client.close(in_order=False)
+            client.close()
             self.assertTrue(ended.wait(10))
             os.close(writer)
             os.close(reader)

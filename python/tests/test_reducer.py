@@ -170,7 +170,7 @@ class Reducer(unittest.TestCase):
     def test_plain_after_close(self) -> None:
         def work(session):
             m = wrap(session, model())
-            session.close(in_order=True)
+            session.close()
             m(BATCH).sum().backward()
             return m[0].weight.grad
 

@@ -96,7 +96,7 @@ class Client:
             self._socket.close()
             raise WeftError(f"rank {rank}: no agent at {path} (WEFT_SOCKET): {e.strerror}") from e
         # A forked data loader would hold the connection open past this worker's end, and hide it from the agent.
-        os.register_at_fork(after_in_child=self._close)
+        os.register_at_fork(after_in_child=self.close)
 
     def hello(self, tensors: Sequence[Tensor], bucket_bytes: int, first_bucket_bytes: int, torch: str) -> Layout:
         """Says which tensors this worker has, and returns where the agent wants them.
@@ -142,18 +142,25 @@ class Client:
         if returned != index:
             raise self._fail(WeftError(f"rank {self.rank}: the agent returned call {returned}, this worker made {index}"))
 
-    def close(self, in_order: bool) -> None:
-        """Ends the connection. Unless in order, the agent ends the other workers too."""
-        if in_order and self._error is None and self._socket is not None:
+    def goodbye(self) -> None:
+        """Ends the connection in order. Without it, the agent ends the other workers too."""
+        if self._error is None and self._socket is not None:
             try:
                 self._send(GOODBYE)
             except WeftError:
                 pass  # it has gone before us
-        self._close()
+        self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Ends the connection."""
         if self._socket is not None:
             self._socket.close()
+            self._socket = None
+
+    def leave_open(self) -> None:
+        """Leaves the connection to end with the process, and not before: its exit code says more than a lost connection."""
+        if self._socket is not None:
+            self._socket.detach()
             self._socket = None
 
     def _layout(self, w: Any, fds: List[int], tensors: Sequence[Tensor]) -> Layout:

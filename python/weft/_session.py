@@ -45,11 +45,11 @@ class Session:
         self.reducer = reducer
         reducer.start(layout, self._calls)
 
-    def close(self, in_order: bool) -> None:
-        """Leaves the training."""
+    def close(self) -> None:
+        """Leaves the training in order, and the model as it was."""
         if self.reducer is not None:
             self.reducer.remove()
-        self.client.close(in_order)
+        self.client.goodbye()
 
 
 def _number(env: Mapping[str, str], name: str) -> int:

@@ -126,7 +126,10 @@ def world_size() -> int:
 
 def shutdown() -> None:
     """Leaves the training in order, and the model as it was before wrap. Called at exit."""
-    _close(in_order=True)
+    global _session
+    session, _session = _session, None
+    if session is not None:
+        session.close()
 
 
 def _open() -> Session:
@@ -135,14 +138,10 @@ def _open() -> Session:
     return _session
 
 
-def _close(in_order: bool) -> None:
-    global _session
-    session, _session = _session, None
-    if session is not None:
-        session.close(in_order)
-
-
 def _at_exit() -> None:
-    # The interpreter leaves last_value when an exception ends it. Others must not wait for this worker then.
-    if _session is not None and _session.pid == os.getpid():
-        _close(in_order=not hasattr(sys, "last_value"))
+    if _session is None or _session.pid != os.getpid():
+        return
+    if hasattr(sys, "last_value"):  # an exception ends the interpreter
+        _session.client.leave_open()
+    else:
+        shutdown()
