@@ -26,12 +26,19 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// together runs one transfer a host and returns their errors by rank.
+// together runs one transfer a host and returns their errors by rank. The first error
+// ends the others.
 func together(endpoint func(rank int) transport.Endpoint, ctx context.Context, transfers []*Transfer) []error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	errs := make([]error, len(transfers))
 	var all sync.WaitGroup
 	for h, tr := range transfers {
-		all.Go(func() { errs[h] = tr.Run(ctx, endpoint(h)) })
+		all.Go(func() {
+			if errs[h] = tr.Run(ctx, endpoint(h)); errs[h] != nil {
+				cancel(errs[h])
+			}
+		})
 	}
 	all.Wait()
 	return errs
