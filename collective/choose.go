@@ -37,7 +37,7 @@ func (s Spec) Cost(l cluster.Link, bytes int64) cluster.Cost {
 // A message of a chunk has at least the one and at most the other, in bytes: smaller
 // ones cost more to send than to wait for, larger ones leave the cache.
 const (
-	leastChunk = 16 << 10
+	leastChunk = 64 << 10
 	mostChunk  = 256 << 10
 )
 
@@ -56,8 +56,13 @@ func (s Spec) Choose(l cluster.Link, size int64) Spec {
 		}
 	}
 	s.Algorithm = best
-	whole := bytes // what is cut into chunks: enough of them to send one while adding another
-	if best != Exchange && s.Kind != cluster.Broadcast {
+	return s.cut(size)
+}
+
+// cut returns s with the chunk for its algorithm.
+func (s Spec) cut(size int64) Spec {
+	whole := Elements(s.Slices) * size // what is cut into chunks: enough of them to send one while adding another
+	if s.Algorithm != Exchange && s.Kind != cluster.Broadcast {
 		whole /= int64(max(1, s.World))
 	}
 	s.Chunk = max(1, min(max(whole/window, leastChunk), mostChunk)/size)
