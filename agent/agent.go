@@ -10,6 +10,7 @@ package agent
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -21,7 +22,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/agent/protocol"
+	"weft/collective"
 	"weft/engine"
+	"weft/transport"
 )
 
 // Config of an agent.
@@ -33,6 +36,10 @@ type Config struct {
 	Socket string
 	// Explained says that [Agent.Ended] will tell how the processes of workers end.
 	Explained bool
+	// Hosts are the workers of each host, ranks counted host by host, and Net connects
+	// their agents. Nil: all workers are of this host. The agent does not close Net.
+	Hosts collective.Layout
+	Net   transport.Endpoint
 	// Timeout bounds how long workers may wait for another one, and a transfer
 	// may take; 0: no bound.
 	Timeout time.Duration
@@ -45,6 +52,11 @@ type Agent struct {
 	origin   time.Time
 	running  sync.WaitGroup // goroutines
 	done     chan struct{}  // closed when training has ended, well or not
+	ctx      context.Context
+	cancel   context.CancelFunc
+
+	lastWords  sync.WaitGroup // to the other hosts
+	agreements uint64         // among hosts so far
 
 	mu      sync.Mutex
 	conns   map[*net.UnixConn]struct{} // all that are open
@@ -98,8 +110,14 @@ func Listen(c Config) (*Agent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the agent's socket: %w", err)
 	}
+	a.ctx, a.cancel = context.WithCancel(context.Background())
 	a.running.Go(a.accept)
 	a.running.Go(a.watch)
+	if !a.alone() {
+		for _, h := range a.others() {
+			a.running.Go(func() { a.listen(h) })
+		}
+	}
 	return a, nil
 }
 
@@ -126,6 +144,8 @@ func (a *Agent) Close() error {
 		conn.Close()
 	}
 	a.mu.Unlock()
+	a.lastWords.Wait()
+	a.cancel()
 	err := a.listener.Close()
 	a.running.Wait()
 	a.session.close()
@@ -181,6 +201,9 @@ func (a *Agent) end() {
 	if !a.ended {
 		a.ended = true
 		close(a.done)
+		if !a.alone() {
+			a.tellHosts()
+		}
 	}
 }
 
@@ -206,11 +229,15 @@ func (a *Agent) failf(rank int, format string, args ...any) {
 }
 
 func failed(f *engine.Failure) (protocol.Message, error) {
+	return protocol.Message{Kind: protocol.KindFailed}.With(describe(f))
+}
+
+func describe(f *engine.Failure) protocol.Failed {
 	x := protocol.Failed{Message: f.Error(), Tensor: f.Tensor, Phase: string(f.Phase)}
 	if f.Rank >= 0 {
 		x.Rank = &f.Rank
 	}
-	return protocol.Message{Kind: protocol.KindFailed}.With(x)
+	return x
 }
 
 // tell tells a process that is none of the workers, or not yet.

@@ -31,12 +31,18 @@ type host struct {
 	workers []*worker.Worker
 }
 
-func newHost(t *testing.T, n int, c agent.Config) *host {
+// local is one host with n workers.
+func local(t *testing.T, n int, timeout time.Duration) *host {
 	t.Helper()
-	c.World = n
+	c := agent.Config{World: n, Timeout: timeout}
 	for r := range n {
 		c.Ranks = append(c.Ranks, r)
 	}
+	return newHost(t, c)
+}
+
+func newHost(t *testing.T, c agent.Config) *host {
+	t.Helper()
 	c.Socket = filepath.Join(shortDir(t), "agent")
 	a, err := agent.Listen(c)
 	if err != nil {
@@ -54,8 +60,8 @@ func newHost(t *testing.T, n int, c agent.Config) *host {
 			t.Errorf("the socket is still there: %v", err)
 		}
 	})
-	for r := range n {
-		h.workers = append(h.workers, h.dial(r))
+	for _, rank := range c.Ranks {
+		h.workers = append(h.workers, h.dial(rank))
 	}
 	return h
 }
@@ -72,7 +78,7 @@ func shortDir(t testing.TB) string {
 
 func (h *host) dial(rank int) *worker.Worker {
 	h.Helper()
-	w, err := worker.Dial(h.agent.Socket, rank, len(h.agent.Ranks), rank)
+	w, err := worker.Dial(h.agent.Socket, rank, h.agent.World, rank-h.agent.Ranks[0])
 	if err != nil {
 		h.Fatal(err)
 	}
@@ -140,7 +146,7 @@ func get32(b []byte) (out []float32) {
 // Three workers, buckets of one and of two tensors, three iterations: the output
 // is the mean.
 func TestTrain(t *testing.T) {
-	h := newHost(t, 3, agent.Config{})
+	h := local(t, 3, 0)
 	hello := tensors("float32", 2, 1, 3)
 	hello.FirstBucket, hello.BucketBytes = 12, 12 // {t2} is 12 bytes, then {t1, t0} is 4 + 8
 	h.must(func(w *worker.Worker) error { return w.Hello(hello) })
@@ -190,7 +196,7 @@ func TestTrain(t *testing.T) {
 func TestTypes(t *testing.T) {
 	for _, n := range []int{1, 2} {
 		for _, d := range []string{"float32", "float64", "int32", "int64"} {
-			h := newHost(t, n, agent.Config{})
+			h := local(t, n, 0)
 			h.must(func(w *worker.Worker) error { return w.Hello(tensors(d, 300_001)) })
 			h.must(func(w *worker.Worker) error {
 				in := worker.Region(w.Input, w.Welcome.Tensors[0])
@@ -239,7 +245,7 @@ func TestTypes(t *testing.T) {
 }
 
 func TestCalls(t *testing.T) {
-	h := newHost(t, 2, agent.Config{})
+	h := local(t, 2, 0)
 	h.must(func(w *worker.Worker) error { return w.Hello(tensors("float32")) })
 	call := func(c protocol.Call, in []float32, want ...float32) {
 		t.Helper()
@@ -332,7 +338,7 @@ func TestRefused(t *testing.T) {
 		{"a step after the end", "rank 1 has ended its training and rank 0 goes on", model, func(w *worker.Worker) error { w.Ready(0, 0); return done(w) }, func(w *worker.Worker) error { w.Goodbye(); return nil }},
 	} {
 		t.Run(x.name, func(t *testing.T) {
-			h := newHost(t, 2, agent.Config{})
+			h := local(t, 2, 0)
 			if x.first != nil {
 				h.must(x.first)
 			}
@@ -353,7 +359,7 @@ func TestRefused(t *testing.T) {
 
 // A worker whose connection ends is named, with what it owed.
 func TestLost(t *testing.T) {
-	h := newHost(t, 3, agent.Config{})
+	h := local(t, 3, 0)
 	h.must(func(w *worker.Worker) error { return w.Hello(tensors("float32", 1, 1)) })
 	var errs []error
 	h.all(func(w *worker.Worker) error {
@@ -382,7 +388,7 @@ func TestLostEarly(t *testing.T) {
 		{errors.New("signal: killed"), "signal: killed"},
 		{nil, "rank 0 says hello, and rank 1 has ended"},
 	} {
-		h := newHost(t, 2, agent.Config{})
+		h := local(t, 2, 0)
 		told := make(chan error, 1)
 		go func() { told <- h.workers[0].Hello(tensors("float32", 1)) }()
 		h.agent.Ended(1, x.cause)
@@ -392,11 +398,11 @@ func TestLostEarly(t *testing.T) {
 
 // Nobody waits for ever.
 func TestTimeout(t *testing.T) {
-	h := newHost(t, 2, agent.Config{Timeout: time.Millisecond})
+	h := local(t, 2, time.Millisecond)
 	err := h.workers[0].Hello(tensors("float32", 1))
 	h.fails("rank 0 says hello and has waited", err)
 
-	h = newHost(t, 2, agent.Config{Timeout: time.Millisecond})
+	h = local(t, 2, time.Millisecond)
 	h.must(func(w *worker.Worker) error { return w.Hello(tensors("float32", 1)) })
 	h.workers[0].Ready(0, 0)
 	_, _, err = h.workers[0].Done()
@@ -405,7 +411,7 @@ func TestTimeout(t *testing.T) {
 
 // The agent hangs up on what is no worker, and nobody else minds.
 func TestNoise(t *testing.T) {
-	h := newHost(t, 1, agent.Config{})
+	h := local(t, 1, 0)
 	for _, noise := range []string{
 		"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
 		string(protocol.Message{Kind: protocol.KindReady}.Append(nil)), // before hello
@@ -427,7 +433,7 @@ func TestNoise(t *testing.T) {
 
 // Only its user may connect.
 func TestMode(t *testing.T) {
-	h := newHost(t, 1, agent.Config{})
+	h := local(t, 1, 0)
 	if info, err := os.Stat(h.agent.Socket); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}

@@ -91,7 +91,7 @@ func newJob(tensors []protocol.Tensor) (*job.Job, error) {
 // differ tells the first thing in which two workers' hellos differ, or nil.
 func differ(a, b *protocol.Hello) error {
 	for k := range max(len(a.Tensors), len(b.Tensors)) {
-		x, y := describe(a, k), describe(b, k)
+		x, y := tensor(a, k), tensor(b, k)
 		if x != y {
 			return fmt.Errorf("the workers train different models: tensor %d is %s on rank %d, %s on rank %d", k, x, a.Rank, y, b.Rank)
 		}
@@ -110,7 +110,7 @@ func unequal[T comparable](a, b *protocol.Hello, what string, x, y T) error {
 	return fmt.Errorf("%s is %v on rank %d, %v on rank %d", what, x, a.Rank, y, b.Rank)
 }
 
-func describe(h *protocol.Hello, k int) string {
+func tensor(h *protocol.Hello, k int) string {
 	if k >= len(h.Tensors) {
 		return "missing"
 	}

@@ -1,15 +1,21 @@
 package agent
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"weft/agent/protocol"
+	"weft/cluster"
 	"weft/collective"
 	"weft/collective/kernel"
 	"weft/engine"
 	"weft/job"
+	"weft/plan"
+	"weft/transport"
 )
 
 // session is what workers and agent have between one welcome and the next.
@@ -19,22 +25,34 @@ type session struct {
 	inputs  []*region // by worker
 	output  *region
 	flights int // transfers and calls that use the memory
+
+	programs []*collective.Program // by bucket; nil: one host
+	epoch    uint64                // tells its transfers from those of other sessions
 }
 
-func newSession(l *layout, c Config) (*session, error) {
-	e, err := engine.New(engine.Config{Plan: l.plan, Job: l.job, Ranks: c.Ranks, Timeout: c.Timeout})
+func (a *Agent) newSession(l *layout) (*session, error) {
+	e, err := engine.New(engine.Config{Plan: l.plan, Job: l.job, Ranks: a.Ranks, Timeout: a.Timeout})
 	if err != nil {
 		return nil, err
 	}
 	size := l.welcome.InputBytes
-	if err := enough(size * int64(len(c.Ranks)+1)); err != nil {
+	if err := enough(size * int64(len(a.Ranks)+1)); err != nil {
 		return nil, err
 	}
-	s := &session{layout: l, engine: e}
+	s := &session{layout: l, engine: e, epoch: a.agreements}
+	if !a.alone() {
+		for b := range l.plan.Buckets {
+			p, err := a.program(l.plan.Buckets[b].Slices, l.dtypes[b])
+			if err != nil {
+				return nil, err
+			}
+			s.programs = append(s.programs, p)
+		}
+	}
 	if s.output, err = newRegion("weft-output", size, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return nil, err
 	}
-	for _, rank := range c.Ranks {
+	for _, rank := range a.Ranks {
 		r, err := newRegion(fmt.Sprint("weft-input-", rank), size, unix.PROT_READ)
 		if err != nil {
 			s.close()
@@ -77,6 +95,26 @@ func (a *Agent) welcome() {
 			return
 		}
 	}
+	want := *first
+	want.Rank, want.LocalRank, want.Pid, want.Torch = 0, 0, 0, ""
+	a.agree(&want, func(host int, other []byte) error {
+		theirs, mine := new(protocol.Hello), want
+		if err := json.Unmarshal(other, theirs); err != nil || theirs.Version == 0 {
+			return fmt.Errorf("rank %d says hello, while rank %d makes a call: every rank must do the same", first.Rank, a.first(host))
+		}
+		mine.Rank, theirs.Rank = first.Rank, a.first(host)
+		if theirs.Rank < mine.Rank {
+			return differ(theirs, &mine)
+		}
+		return differ(&mine, theirs)
+	}, func() { a.begin(first) })
+}
+
+// begin begins a session, once all workers of all hosts have said the same.
+func (a *Agent) begin(first *protocol.Hello) {
+	if a.ended {
+		return
+	}
 	if a.session != nil {
 		if a.session.flights > 0 {
 			a.failf(-1, "all workers said hello again while gradients were being reduced")
@@ -90,7 +128,7 @@ func (a *Agent) welcome() {
 		a.failf(first.Rank, "%w", err)
 		return
 	}
-	if a.session, err = newSession(l, a.Config); err != nil {
+	if a.session, err = a.newSession(l); err != nil {
 		a.failf(-1, "%w", err)
 		return
 	}
@@ -116,7 +154,7 @@ func (a *Agent) step(v engine.Event) {
 	for _, x := range s.engine.Step(a.now(), v) {
 		switch x.Kind {
 		case engine.Start:
-			a.fly(s, func() error { return s.transfer(x.Bucket, a.World) }, func() {
+			a.fly(s, func() error { return a.transfer(s, x) }, func() {
 				a.step(engine.Event{Kind: engine.TransferDone, Link: x.Link, Instance: x.Instance})
 			})
 		case engine.Complete:
@@ -128,27 +166,40 @@ func (a *Agent) step(v engine.Event) {
 	}
 }
 
-// fly does work that uses the session's memory beside all else, and then what
-// follows from it.
+// fly does work beside all else, which uses the session's memory unless that is
+// nil, and then what follows from it.
 func (a *Agent) fly(s *session, work func() error, then func()) {
-	s.flights++
+	if s != nil {
+		s.flights++
+	}
 	a.running.Go(func() {
 		err := work()
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		s.flights--
-		if err != nil {
-			a.failf(-1, "%w", err)
-			return
+		if s != nil {
+			s.flights--
 		}
-		then()
+		var lost *transport.PeerLost
+		switch {
+		case errors.As(err, &lost):
+			a.lostHost(lost.Rank, lost)
+		case err != nil:
+			a.failf(-1, "%w", err)
+		default:
+			then()
+		}
 	})
 }
 
-// transfer all-reduces a bucket among the workers of this host, which are all.
-func (s *session) transfer(b, world int) error {
-	at := s.layout.welcome.Buckets[b].Region
-	return reduce(mean(s.dtypes[b], world), s.target(at), s.sources(at))
+// transfer all-reduces a bucket.
+func (a *Agent) transfer(s *session, x engine.Action) error {
+	at := s.layout.welcome.Buckets[x.Bucket].Region
+	t := &collective.Transfer{Reduction: mean(s.dtypes[x.Bucket], a.World)}
+	if !a.alone() {
+		t.Program = s.programs[x.Bucket]
+		t.Channel, t.Op = linkChannel+uint16(x.Link), s.epoch<<32|uint64(x.Instance)
+	}
+	return a.reduce(t, s.target(at), s.sources(at))
 }
 
 // all sends a message to all workers.
@@ -156,6 +207,12 @@ func (a *Agent) all(m protocol.Message) {
 	for w := range a.workers {
 		a.send(w, m)
 	}
+}
+
+// numbered is a call as hosts compare it.
+type numbered struct {
+	Index int           `json:"index"`
+	Call  protocol.Call `json:"call"`
 }
 
 // call does what all workers have called for.
@@ -170,9 +227,18 @@ func (a *Agent) call() {
 		}
 		a.workers[w].call = nil
 	}
-	s := a.session
-	a.fly(s, func() error { return a.collective(s, &first.Call) }, func() {
-		a.all(protocol.Message{Kind: protocol.KindReturned, Index: first.index})
+	s, op := a.session, a.agreements
+	a.agree(numbered{first.index, first.Call}, func(host int, other []byte) error {
+		var theirs numbered
+		if err := json.Unmarshal(other, &theirs); err != nil || theirs.Call.Kind == "" {
+			return fmt.Errorf("rank %d makes call %d (%v), while rank %d says hello: every rank must do the same", a.Ranks[0], first.index, first, a.first(host))
+		}
+		return fmt.Errorf("rank %d makes call %d (%v), rank %d call %d (%v): every rank must make the same calls in the same order",
+			a.Ranks[0], first.index, first, a.first(host), theirs.Index, theirs.Call)
+	}, func() {
+		a.fly(s, func() error { return a.collective(s, op, &first.Call) }, func() {
+			a.all(protocol.Message{Kind: protocol.KindReturned, Index: first.index})
+		})
 	})
 }
 
@@ -220,17 +286,45 @@ func (a *Agent) reduction(c *protocol.Call) (r collective.Reduction, bytes int64
 	return r, min(c.Elements, callBytes+1) * d.Bytes(), reducible(d)
 }
 
-func (a *Agent) collective(s *session, c *protocol.Call) error {
+// collective does a call in the part of the regions that is for calls. op is the
+// same on all hosts.
+func (a *Agent) collective(s *session, op uint64, c *protocol.Call) error {
 	r, bytes, err := a.reduction(c)
 	if err != nil {
 		return err
 	}
 	at := protocol.Region{Offset: s.layout.welcome.CallOffset, Bytes: bytes}
-	switch c.Kind {
-	case protocol.Broadcast:
-		copy(s.target(at), s.sources(at)[c.Root])
-	case protocol.AllReduce:
-		return reduce(r, s.target(at), s.sources(at))
+	t := &collective.Transfer{Reduction: r, Channel: callChannel, Op: op}
+	switch {
+	case c.Kind == protocol.Broadcast:
+		return a.broadcast(t, c.Root, s.target(at), s.sources(at))
+	case c.Kind == protocol.AllReduce && !a.alone():
+		if t.Program, err = a.program([]plan.Slice{{Length: c.Elements}}, r.DType); err != nil {
+			return err
+		}
+		fallthrough
+	case c.Kind == protocol.AllReduce:
+		return a.reduce(t, s.target(at), s.sources(at))
 	}
-	return nil
+	return nil // a barrier: all have come
+}
+
+// broadcast copies what the worker of a rank has to all.
+func (a *Agent) broadcast(t *collective.Transfer, root int, dst []byte, sources [][]byte) error {
+	if w := slices.Index(a.Ranks, root); w >= 0 {
+		copy(dst, sources[w])
+	}
+	if a.alone() {
+		return nil
+	}
+	spec := collective.Spec{
+		Kind: cluster.Broadcast, Algorithm: collective.Ring, World: len(a.Hosts), Root: a.hostOf(root),
+		Slices: []plan.Slice{{Length: int64(len(dst))}}, Chunk: chunkBytes,
+	}
+	var err error
+	if t.Program, err = spec.Program(a.host()); err != nil {
+		return err
+	}
+	t.DType, t.Result = job.Uint8, dst
+	return t.Run(a.ctx, a.Net)
 }

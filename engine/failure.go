@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"weft/plan"
 )
 
 // Phase is what a bucket waited for.
@@ -51,13 +53,8 @@ func (e *Engine) about(rank, b, generation int, phase Phase, elapsed time.Durati
 // is of another host.
 func (e *Engine) lost(now time.Duration, rank, w int, cause error) *Failure {
 	err := fmt.Errorf("rank %d is lost: %w", rank, cause)
-	for l := range e.links {
-		x := &e.links[l]
-		if w < 0 || x.idle {
-			continue
-		}
-		b, g := x.transfer(x.head).Bucket, e.generation(l, x.head)
-		if e.buckets[b].declared[w] < g {
+	if w >= 0 {
+		if b, g, ok := e.owed(w); ok {
 			return e.about(rank, b, g, Gradient, e.waiting(now, b, g), err)
 		}
 	}
@@ -67,6 +64,25 @@ func (e *Engine) lost(now time.Duration, rank, w int, cause error) *Failure {
 		}
 	}
 	return &Failure{Rank: rank, Bucket: -1, Err: err}
+}
+
+// owed is the bucket that a worker had to declare next, in program order, and of
+// which generation.
+func (e *Engine) owed(w int) (b, generation int, ok bool) {
+	for l := range e.links {
+		x := &e.links[l]
+		for i := x.head; !x.idle && i < x.head+(e.Plan.Buffers+1)*len(x.gates); i++ {
+			if e.absent(l, i) {
+				continue
+			}
+			t, g := x.transfer(i), e.generation(l, i)
+			gradient := slices.ContainsFunc(t.Gates, func(g plan.Gate) bool { return g.Kind == plan.GradientReady })
+			if gradient && e.buckets[t.Bucket].declared[w] < g {
+				return t.Bucket, g, true
+			}
+		}
+	}
+	return 0, 0, false
 }
 
 // waiting is how long a declared generation of a bucket has waited for the
