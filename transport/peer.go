@@ -67,14 +67,19 @@ type conn struct {
 	r    frameReader
 	ends atomic.Int32 // of its two goroutines, how many have ended
 
-	queue []outgoing // under the peer's lock, as is the next
-	bye   bool       // a goodbye is in the queue, or has been
-	more  sync.Cond  // the queue is not empty, or the peer is lost
+	// Under the peer's lock.
+	queue   []outgoing
+	bye     bool      // a goodbye is in the queue, or has been
+	more    sync.Cond // there is something to write, or the peer is lost
+	writing bool      // the writer is at it
+	attempt *attempt  // nil: the connection has none
+	short   []byte    // for the frame of an attempt
+	rest    []byte    // what the last one has left to write, before the queue
 
 	// The writer's own.
 	batch []outgoing
 	heads [maxBatch][headerSize]byte
-	parts [2 * maxBatch][]byte
+	parts [1 + 2*maxBatch][]byte
 	bufs  net.Buffers
 }
 
@@ -91,6 +96,9 @@ const (
 	maxBatchBytes = 256 << 10
 )
 
+// maxTry is the most data that is copied for the sake of not waking the writer.
+const maxTry = 16 << 10
+
 func newPeer(rank int, epoch uint64, sum bool, conns []net.Conn) *peer {
 	p := &peer{
 		rank: rank, sum: sum, window: Window,
@@ -100,12 +108,15 @@ func newPeer(rank int, epoch uint64, sum bool, conns []net.Conn) *peer {
 	for i, c := range conns {
 		size := 4 << 10 // what it holds of a message is copied
 		if i == 0 {
-			size = 64 << 10 // saves calls of read, where messages are small
+			size = 8 << 10 // saves calls of read, where messages are small
 		}
 		cn := &conn{p: p, c: c, r: frameReader{r: bufio.NewReaderSize(c, size), epoch: epoch}}
 		cn.more.L = &p.mu
 		if i > 0 {
 			cn.r.wake = newWake(c)
+		} else {
+			cn.attempt = newAttempt(c)
+			cn.short = make([]byte, headerSize+maxTry)
 		}
 		p.conns = append(p.conns, cn)
 	}
@@ -139,8 +150,35 @@ func (c *conn) enqueue(o outgoing) {
 	}
 	o.f.sum = c.p.sum
 	c.bye = o.f.kind == frameBye
+	if c.try(&o) {
+		return
+	}
 	c.queue = append(c.queue, o)
 	c.more.Signal()
+}
+
+// try writes a short frame here and now, if nothing is before it and the system
+// takes it without waiting: that saves waking the writer. What the system takes
+// only a part of, the writer ends. Errors are left to the writer to find.
+func (c *conn) try(o *outgoing) bool {
+	if c.attempt == nil || c.writing || len(c.rest) > 0 || len(c.queue) > 0 || c.bye || len(o.data) > maxTry {
+		return false
+	}
+	o.f.room = uint32(c.p.owed)
+	o.f.encode((*[headerSize]byte)(c.short), c.r.epoch, o.data)
+	whole := c.short[:headerSize+copy(c.short[headerSize:], o.data)]
+	n := c.attempt.write(whole)
+	if n == 0 {
+		return false
+	}
+	c.p.owed = 0
+	if c.rest = whole[n:]; len(c.rest) > 0 {
+		c.more.Signal()
+	}
+	if o.call != nil {
+		o.call.done <- nil
+	}
+	return true
 }
 
 // control sends a frame that has no data.
@@ -382,6 +420,9 @@ func (c *conn) write() {
 	defer c.ended()
 	for c.take() {
 		c.bufs = c.parts[:0]
+		if len(c.rest) > 0 {
+			c.bufs = append(c.bufs, c.rest)
+		}
 		for i := range c.batch {
 			o := &c.batch[i]
 			o.f.encode(&c.heads[i], c.r.epoch, o.data)
@@ -416,12 +457,16 @@ func (c *conn) take() bool {
 	p := c.p
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for len(c.queue) == 0 {
+	if c.writing { // and has written that
+		c.writing, c.rest = false, nil
+	}
+	for len(c.queue) == 0 && len(c.rest) == 0 {
 		if p.lost != nil {
 			return false
 		}
 		c.more.Wait()
 	}
+	c.writing = true
 	n, bytes := 0, 0
 	for n < min(len(c.queue), maxBatch) && bytes < maxBatchBytes {
 		bytes += len(c.queue[n].data)
@@ -429,8 +474,10 @@ func (c *conn) take() bool {
 	}
 	c.batch = append(c.batch[:0], c.queue[:n]...)
 	c.queue = slices.Delete(c.queue, 0, n)
-	c.batch[0].f.room = uint32(p.owed)
-	p.owed = 0
+	if n > 0 {
+		c.batch[0].f.room = uint32(p.owed)
+		p.owed = 0
+	}
 	return true
 }
 

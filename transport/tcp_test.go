@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"io"
 	"net"
 	"regexp"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -457,15 +459,14 @@ func TestCloseDrains(t *testing.T) {
 	}
 }
 
-// A large message that comes in pieces of any size is there with its last byte:
-// however many bytes the reader lets come before it looks.
-func TestLargeMessageInPieces(t *testing.T) {
-	var ours, theirs [2]net.Conn
+// half is a peer of two connections whose other ends the test speaks for itself.
+func half(t *testing.T) (p *peer, theirs [2]net.Conn) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
+	var ours [2]net.Conn
 	for i := range ours {
 		if theirs[i], err = net.Dial("tcp", l.Addr().String()); err != nil {
 			t.Fatal(err)
@@ -474,11 +475,62 @@ func TestLargeMessageInPieces(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p := newPeer(1, 9, false, ours[:])
+	p = newPeer(1, 9, false, ours[:])
 	var ends sync.WaitGroup
 	p.start(&ends)
-	defer ends.Wait()
-	defer theirs[0].Close()
+	t.Cleanup(func() {
+		theirs[0].Close()
+		theirs[1].Close()
+		ends.Wait()
+	})
+	return p, theirs
+}
+
+// What the system does not take at once follows in its order.
+func TestFullSocket(t *testing.T) {
+	p, theirs := half(t)
+	p.conns[0].c.(*net.TCPConn).SetWriteBuffer(64 << 10)
+	const n, size = 60, maxTry
+	sent := later(func() error {
+		for op := range uint64(n) {
+			if err := p.send(t.Context(), Tag{Op: op}, pattern(int(op), size)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	for { // until the socket is full, and the writer waits for it
+		p.mu.Lock()
+		full := p.conns[0].writing
+		p.mu.Unlock()
+		if full {
+			break
+		}
+		if len(sent) > 0 {
+			t.Skip("the system takes everything")
+		}
+		runtime.Gosched()
+	}
+	r := frameReader{r: bufio.NewReader(theirs[0]), epoch: 9}
+	data := make([]byte, size)
+	for op := range uint64(n) {
+		var f frame
+		if err := r.next(&f); err != nil || f.tag.Op != op || f.length != size {
+			t.Fatalf("frame %d: %+v, %v", op, f, err)
+		}
+		if err := r.data(&f, data); err != nil || !bytes.Equal(data, pattern(int(op), size)) {
+			t.Fatalf("frame %d: wrong data, %v", op, err)
+		}
+	}
+	if err := <-sent; err != nil {
+		t.Error(err)
+	}
+}
+
+// A large message that comes in pieces of any size is there with its last byte:
+// however many bytes the reader lets come before it looks.
+func TestLargeMessageInPieces(t *testing.T) {
+	p, theirs := half(t)
 	for op, piece := range []int{1 << 10, 70_001, 300 << 10, 1 << 20} {
 		data := pattern(op, 600_001)
 		dst := make([]byte, len(data))
@@ -495,7 +547,6 @@ func TestLargeMessageInPieces(t *testing.T) {
 			t.Fatalf("pieces of %d: %v", piece, err)
 		}
 	}
-	theirs[1].Close()
 }
 
 func TestOtherVersion(t *testing.T) {

@@ -54,3 +54,37 @@ func (w *wake) at(n int) {
 		w.raw.Control(w.set)
 	}
 }
+
+// attempt writes to a connection without waiting.
+type attempt struct {
+	raw syscall.RawConn
+	do  func(fd uintptr) bool // writes buf; made once, to allocate nothing
+	buf []byte
+	n   int
+}
+
+func newAttempt(c net.Conn) *attempt {
+	t, ok := c.(*net.TCPConn)
+	if !ok {
+		return nil
+	}
+	raw, err := t.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	a := &attempt{raw: raw}
+	a.do = func(fd uintptr) bool {
+		a.n, _ = syscall.Write(int(fd), a.buf)
+		return true
+	}
+	return a
+}
+
+// write is how many of the bytes the system has taken; 0 after an error too.
+func (a *attempt) write(b []byte) int {
+	a.buf, a.n = b, 0
+	if a.raw.Write(a.do) != nil {
+		return 0
+	}
+	return max(a.n, 0)
+}
