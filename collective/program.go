@@ -2,7 +2,6 @@ package collective
 
 import (
 	"fmt"
-	"slices"
 
 	"weft/cluster"
 	"weft/internal/near"
@@ -415,17 +414,4 @@ func (p *Program) Bytes(size int64) int64 {
 		n += p.Chunks[s.Chunk].Elements * size
 	}
 	return n
-}
-
-// Peers are the hosts that the program sends to or receives from, ascending.
-func (p *Program) Peers() []int {
-	var out []int
-	for _, s := range p.Sends {
-		out = append(out, s.To)
-	}
-	for _, r := range p.Recvs {
-		out = append(out, r.From)
-	}
-	slices.Sort(out)
-	return slices.Compact(out)
 }

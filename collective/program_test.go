@@ -315,6 +315,9 @@ func TestCosts(t *testing.T) {
 				{Exchange, cluster.AllReduce}:   {1, (w - 1) * n},
 				{Exchange, cluster.Broadcast}:   {1, (w - 1) * n},
 			}[k]
+			if steps, share := s.Rounds(); steps != want.steps || math.Abs(share*n-want.elements) > 1e-6 {
+				t.Errorf("%v, %d hosts: Rounds says %v steps and %v elements, want %v and %v", s, world, steps, share*n, want.steps, want.elements)
+			}
 			busiest, messages := int64(0), 0
 			for h, p := range programs {
 				busiest = max(busiest, got.elements[h])

@@ -3,9 +3,8 @@
 //
 // Vectors are byte slices in the machine's byte order, so that one buffer serves
 // every element type. Every element is computed alone and rounded once an
-// operation, to nearest even: float16 and bfloat16 are widened to float32 (which
-// holds their sums of two exactly enough to round once), and rounded back. No
-// operation is fused with another. So portable and vector code give the same bits,
+// operation, to nearest even: float16 and bfloat16 are widened to float32 and
+// rounded back. No operation is fused with another. So portable and vector code give the same bits,
 // and the bits of an element never depend on its neighbours or on the length.
 // The one exception: which NaN comes out where NaNs went in is not specified.
 package kernel

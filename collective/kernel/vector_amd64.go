@@ -24,7 +24,7 @@ func vector(d job.DType, op Op) (Kernel, bool) {
 	if err != nil {
 		return Kernel{}, false
 	}
-	k.Combine = ahead3(v.combine[op], k.Combine)
+	k.Combine = ahead(v.combine[op], k.Combine)
 	if k.Scale == nil {
 		return k, true
 	}
@@ -52,7 +52,8 @@ func vector(d job.DType, op Op) (Kernel, bool) {
 // does the rest.
 const unit = 128
 
-func ahead3(loop func(dst, a, b *byte, n int), rest func(dst, a, b []byte)) func(dst, a, b []byte) {
+// ahead is the vector loop, and the portable one for the rest.
+func ahead(loop func(dst, a, b *byte, n int), rest func(dst, a, b []byte)) func(dst, a, b []byte) {
 	return func(dst, a, b []byte) {
 		n := len(dst) &^ (unit - 1)
 		if n > 0 {
