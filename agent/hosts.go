@@ -17,7 +17,6 @@ import (
 	"weft/collective"
 	"weft/engine"
 	"weft/job"
-	"weft/plan"
 	"weft/transport"
 )
 
@@ -32,11 +31,11 @@ const (
 const (
 	newsBytes = 4 << 10
 	newsTime  = 2 * time.Second // how long the last word may take
-	// Up to directBytes a bucket goes straight to its owners; beyond that round the
-	// ring, in messages of chunkBytes.
-	directBytes = 256 << 10
-	chunkBytes  = 256 << 10
 )
+
+// assumed is the link between hosts, as long as nobody has measured it: how buckets
+// travel depends on it, what comes out does not.
+var assumed = cluster.Link{Name: "net", Latency: 25, Bandwidth: 10e9}
 
 // alone reports whether this host has all workers.
 func (a *Agent) alone() bool { return a.Net == nil }
@@ -193,13 +192,10 @@ func (a *Agent) swap(tag transport.Tag, mine []byte, length func(i int) int) ([]
 	return got, errors.Join(errs...)
 }
 
-// program is how the hosts all-reduce a bucket.
-func (a *Agent) program(slices []plan.Slice, d job.DType) (*collective.Program, error) {
-	s := collective.Spec{Kind: cluster.AllReduce, Algorithm: collective.Ring, World: len(a.Hosts), Slices: slices, Chunk: chunkBytes / d.Bytes()}
-	if collective.Elements(slices)*d.Bytes() <= directBytes {
-		s.Algorithm = collective.Direct
-	}
-	return s.Program(a.host())
+// program is what this host does in a collective of all hosts.
+func (a *Agent) program(s collective.Spec, d job.DType) (*collective.Program, error) {
+	s.World = len(a.Hosts)
+	return s.Choose(assumed, d.Bytes()).Program(a.host())
 }
 
 // reduce is the all-reduce of a part of the regions among all workers.

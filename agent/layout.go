@@ -38,7 +38,7 @@ func newLayout(h *protocol.Hello) (*layout, error) {
 		Version: protocol.Version, World: h.World, CallBytes: callBytes,
 		Tensors: make([]protocol.Region, len(j.Tensors)), Buckets: []protocol.Bucket{},
 	}}
-	c := cluster.Uniform(1, h.World, cluster.Link{Name: "host", Bandwidth: 1e10})
+	c := cluster.Uniform(1, h.World, assumed)
 	if len(j.Tensors) == 0 {
 		l.plan = plan.New(j, fusion.DDP.Name, c.Links[0].Name)
 	} else {

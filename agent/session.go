@@ -42,7 +42,7 @@ func (a *Agent) newSession(l *layout) (*session, error) {
 	s := &session{layout: l, engine: e, epoch: a.agreements}
 	if !a.alone() {
 		for b := range l.plan.Buckets {
-			p, err := a.program(l.plan.Buckets[b].Slices, l.dtypes[b])
+			p, err := a.program(collective.Spec{Kind: cluster.AllReduce, Slices: l.plan.Buckets[b].Slices}, l.dtypes[b])
 			if err != nil {
 				return nil, err
 			}
@@ -299,7 +299,7 @@ func (a *Agent) collective(s *session, op uint64, c *protocol.Call) error {
 	case c.Kind == protocol.Broadcast:
 		return a.broadcast(t, c.Root, s.target(at), s.sources(at))
 	case c.Kind == protocol.AllReduce && !a.alone():
-		if t.Program, err = a.program([]plan.Slice{{Length: c.Elements}}, r.DType); err != nil {
+		if t.Program, err = a.program(collective.Spec{Kind: cluster.AllReduce, Slices: []plan.Slice{{Length: c.Elements}}}, r.DType); err != nil {
 			return err
 		}
 		fallthrough
@@ -317,12 +317,9 @@ func (a *Agent) broadcast(t *collective.Transfer, root int, dst []byte, sources 
 	if a.alone() {
 		return nil
 	}
-	spec := collective.Spec{
-		Kind: cluster.Broadcast, Algorithm: collective.Ring, World: len(a.Hosts), Root: a.hostOf(root),
-		Slices: []plan.Slice{{Length: int64(len(dst))}}, Chunk: chunkBytes,
-	}
+	spec := collective.Spec{Kind: cluster.Broadcast, Root: a.hostOf(root), Slices: []plan.Slice{{Length: int64(len(dst))}}}
 	var err error
-	if t.Program, err = spec.Program(a.host()); err != nil {
+	if t.Program, err = a.program(spec, job.Uint8); err != nil {
 		return err
 	}
 	t.DType, t.Result = job.Uint8, dst

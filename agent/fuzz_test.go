@@ -1,0 +1,43 @@
+package agent_test
+
+import (
+	"io"
+	"net"
+	"testing"
+
+	"weft/agent"
+	"weft/agent/protocol"
+)
+
+// Whatever a worker says after hello, the agent ends with a failure, or as it
+// should, once the worker has gone.
+func FuzzWorker(f *testing.F) {
+	call := func(payload string) []byte {
+		return protocol.Message{Kind: protocol.KindCall, Payload: []byte(payload)}.Append(nil)
+	}
+	hello := []byte(`{"version": 1, "world": 1, "tensors": [{"name": "w", "elements": 5, "dtype": "float32"}]}`)
+	f.Add(protocol.Message{Kind: protocol.KindReady}.Append(nil))
+	f.Add(protocol.Message{Kind: protocol.KindGoodbye}.Append(nil))
+	f.Add(protocol.Message{Kind: protocol.KindReady, Index: 7, Iteration: 1}.Append(nil))
+	f.Add(protocol.Message{Kind: protocol.KindHello, Payload: hello}.Append(nil))
+	f.Add(call(`{"kind": "all-reduce", "op": "mean", "dtype": "float32", "elements": 7}`))
+	f.Add(call(`{"kind": "broadcast", "bytes": 12}`))
+	f.Add(call(`{"kind": "barrier"}`))
+	f.Fuzz(func(t *testing.T, said []byte) {
+		a, err := agent.Listen(agent.Config{World: 1, Ranks: []int{0}, Socket: shortDir(t) + "/agent"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Close()
+		conn, err := net.Dial("unix", a.Socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conn.Write(protocol.Message{Kind: protocol.KindHello, Payload: hello}.Append(nil))
+		conn.Write(said)
+		conn.(*net.UnixConn).CloseWrite()
+		io.Copy(io.Discard, conn) // until the agent hangs up
+		<-a.Done()
+	})
+}
