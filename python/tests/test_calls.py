@@ -63,7 +63,8 @@ class Calls(unittest.TestCase):
 
     def test_broadcast_any_type(self) -> None:
         def tensors(k):
-            return [torch.tensor(k > 0), torch.full((7,), k, dtype=torch.uint8), torch.full((900,), k * 1j), torch.full((3,), k)]
+            small = [torch.tensor(k > 0), torch.full((7,), k, dtype=torch.uint8), torch.full((3,), k)]
+            return [*small, torch.full((900,), k * 1j)]
 
         def work(session):
             mine = tensors(session.client.rank)

@@ -56,6 +56,44 @@ class Reducer(unittest.TestCase):
         for got in self.results(3, work):
             self.assertTrue(torch.equal(got, want), got)
 
+    def test_one_process(self) -> None:
+        """Three and four ranks train as one process does that adds their gradients in rank order, to the bit."""
+
+        def network():
+            torch.manual_seed(0)
+            return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+        def loss(m, rank, step):
+            g = torch.Generator().manual_seed(10 * step + rank)
+            return m(torch.randn(5, 4, generator=g)).pow(2).mean()
+
+        def reference(world):
+            m = network()
+            optimizer = torch.optim.AdamW(m.parameters(), lr=0.05)
+            for step in range(5):
+                gradients = [torch.autograd.grad(loss(m, rank, step), list(m.parameters())) for rank in range(world)]
+                for p, of_ranks in zip(m.parameters(), zip(*gradients)):
+                    p.grad = sum(of_ranks[1:], of_ranks[0]) / world
+                optimizer.step()
+            return m
+
+        for world in 3, 4:
+            networks = [network() for _ in range(world)]  # made here: the seed is one for all threads
+
+            def work(session):
+                m = wrap(session, networks[session.client.rank], 64)
+                optimizer = torch.optim.AdamW(m.parameters(), lr=0.05)
+                for step in range(5):
+                    optimizer.zero_grad()
+                    loss(m, session.client.rank, step).backward()
+                    optimizer.step()
+                return m
+
+            want = reference(world)
+            for got in self.results(world, work):
+                for g, w in zip(got.parameters(), want.parameters()):
+                    self.assertTrue(torch.equal(g, w), f"{world} ranks: got {g}, want {w}")
+
     def test_gradients_are_the_users_own(self) -> None:
         """Writing into a gradient changes neither region, and one step's averages do not change the last one's."""
 

@@ -212,7 +212,7 @@ class _Places:
             self._buffers += [(module._buffers, key) for key in module._buffers]
 
     def trained(self) -> List[Tuple[str, torch.nn.Parameter]]:
-        """Names and parameters that require a gradient, in the order of model.parameters(). Empty ones have nothing to reduce."""
+        """Names and parameters that require a gradient, in the order of model.parameters(); empty ones need no reducing."""
         return [(name, p) for name, _, _, p, _, trained in self._parameters if trained and p.numel() > 0]
 
     def buffers(self) -> List[torch.Tensor]:
