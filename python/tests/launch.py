@@ -13,7 +13,7 @@ from typing import Any, Dict, List
 from .fake_agent import FakeAgent
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-LIMIT = 120  # seconds: for a machine that does much else
+LIMIT = 300  # seconds: a guard against hangs, on a machine that may do much else
 
 # The binary whose `weft run` is tested, or none.
 WEFT = os.environ.get("WEFT_BINARY", "")
