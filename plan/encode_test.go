@@ -61,7 +61,7 @@ func TestRoundTrip(t *testing.T) {
 		d := draw{rt}
 		j := d.job()
 		if err := j.Validate(); err != nil {
-			rt.Skip(err)
+			rt.Fatal(err)
 		}
 		check(rt, d.plan(j))
 	})

@@ -669,7 +669,7 @@ func TestOracle(t *testing.T) {
 		d := draw{rt}
 		j := d.job()
 		if err := j.Validate(); err != nil {
-			rt.Skip(err)
+			rt.Fatal(err)
 		}
 		p := d.plan(j)
 		for range d.int(0, 2) {

@@ -35,9 +35,6 @@ func TestStudiesPage(t *testing.T) {
 			}
 		}
 	}
-	if testing.Short() {
-		t.Skip("runs studies")
-	}
 	for _, name := range []string{"mg-wfbp", "us-byte"} {
 		dir := t.TempDir()
 		var out, problems bytes.Buffer
