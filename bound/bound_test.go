@@ -1,6 +1,7 @@
 package bound_test
 
 import (
+	"errors"
 	"math"
 	"testing"
 
@@ -136,6 +137,33 @@ func TestPipelinedHalves(t *testing.T) {
 	// Wires 0-10, 10-20, 20-30, 30-40, the last complete at 50.
 	if want := 51.0; r.Time != want || b.Time != want {
 		t.Errorf("the plan takes %v us, the bound is %v; want %v", r.Time, b.Time, want)
+	}
+}
+
+// A link that has no price for what reduces changes nothing; links that together
+// have none for a whole reduction are an error that says what is missing.
+func TestUnpriced(t *testing.T) {
+	measured := func(k cluster.Kind) cluster.Link {
+		return cluster.Link{Name: k.String(), Curve: []cluster.Point{{Kind: k, Bytes: 1000, Time: 3000}}}
+	}
+	c := links([2]float64{2, 1})
+	c.Links = append(c.Links, measured(cluster.Push))
+	if b, err := bound.Synchronous(rx(), c); err != nil || b.Time != 30 {
+		t.Errorf("%v us, %v; want 30, as without the second link", b.Time, err)
+	}
+	for _, first := range []cluster.Kind{cluster.Push, cluster.ReduceScatter, cluster.AllGather} {
+		c.Links[0] = measured(first)
+		if b, err := bound.Synchronous(rx(), c); err == nil {
+			t.Errorf("%v alone: %v us", first, b.Time)
+		} else if _, ok := errors.AsType[*cluster.UnpricedError](err); !ok {
+			t.Errorf("%v alone: %v", first, err)
+		}
+	}
+	// Halves on different links, at 3 us a byte: t4 is ready at 8, 13 bytes scatter
+	// in 39, one is gathered behind them in 3, and t4's layer takes 4.
+	c.Links[0], c.Links[1] = measured(cluster.ReduceScatter), measured(cluster.AllGather)
+	if b, err := bound.Synchronous(rx(), c); err != nil || b.Time != 54 {
+		t.Errorf("halves on different links: %v us, %v; want 54", b.Time, err)
 	}
 }
 

@@ -2,7 +2,6 @@ package bound
 
 import (
 	"cmp"
-	"errors"
 	"math"
 	"slices"
 
@@ -54,6 +53,9 @@ var never = line{math.Inf(1), math.Inf(1)}
 // of reduce-scatters with the first half of each all-reduce's: none of these is
 // followed by an all-gather's start-up alone. Many short all-gathers can hide the
 // start-ups of reduce-scatters, but not the wires of both.
+//
+// A link without a price for any of them takes no part. The error is that of a
+// price that is missing, where the links together cannot reduce.
 func reductions(c *cluster.Cluster, j *job.Job) (traffic, error) {
 	element := smallest(j)
 	if math.IsInf(element, 1) {
@@ -62,15 +64,14 @@ func reductions(c *cluster.Cluster, j *job.Job) (traffic, error) {
 	type prices struct{ reduce, scatter, gather line }
 	links := make([]prices, len(c.Links))
 	gathered := math.Inf(1) // the least time of an all-gather
+	var missing error
 	for l := range links {
 		p := &links[l]
-		var missing [3]error
-		p.reduce, missing[0] = kindCost(c, l, cluster.AllReduce)
-		p.scatter, missing[1] = kindCost(c, l, cluster.ReduceScatter)
-		p.gather, missing[2] = kindCost(c, l, cluster.AllGather)
-		if *p == (prices{never, never, never}) {
-			return traffic{}, cmp.Or(missing[:]...)
-		}
+		var errs [3]error
+		p.reduce, errs[0] = kindCost(c, l, cluster.AllReduce)
+		p.scatter, errs[1] = kindCost(c, l, cluster.ReduceScatter)
+		p.gather, errs[2] = kindCost(c, l, cluster.AllGather)
+		missing = cmp.Or(missing, errs[0], errs[1], errs[2])
 		gathered = min(gathered, p.gather.alpha+p.gather.beta*element)
 	}
 	all, first := make([]line, len(links)), make([]line, len(links))
@@ -86,7 +87,7 @@ func reductions(c *cluster.Cluster, j *job.Job) (traffic, error) {
 	}
 	n := traffic{floors: []floor{fill(c, all), fill(c, first)}}
 	if len(n.floors[1]) == 0 {
-		return traffic{}, errors.New("no link has both a reduce-scatter and an all-gather, or an all-reduce")
+		return traffic{}, missing
 	}
 	n.wire = n.floors[0][len(n.floors[0])-1].beta
 	return n, nil

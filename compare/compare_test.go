@@ -231,20 +231,26 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// A link that was measured for some kinds of transfer alone serves the policies
+// Links that were measured for some kinds of transfer alone serve the policies
 // that make do with those; the others say what is missing.
 func TestUnpriced(t *testing.T) {
 	for _, x := range []struct {
-		kinds          []cluster.Kind
+		kinds          [][]cluster.Kind // by link
 		served, missed string
 	}{
-		{[]cluster.Kind{cluster.AllReduce}, "ddp", "ps"},
-		{[]cluster.Kind{cluster.Push, cluster.Pull}, "ps", "ddp"},
+		{[][]cluster.Kind{{cluster.AllReduce}}, "ddp", "ps"},
+		{[][]cluster.Kind{{cluster.AllReduce}, {cluster.Push}}, "ddp", "ps"},
+		{[][]cluster.Kind{{cluster.Push, cluster.Pull}}, "ps", "ddp"},
+		{[][]cluster.Kind{{cluster.Push, cluster.Pull, cluster.ReduceScatter}}, "ps", "ddp"}, // half of what reduces
 	} {
 		j, c, o := example()
-		c.Links[0] = cluster.Link{Name: "net"}
-		for _, k := range x.kinds {
-			c.Links[0].Curve = append(c.Links[0].Curve, cluster.Point{Kind: k, Bytes: 1000, Time: 3000})
+		c.Links = nil
+		for l, kinds := range x.kinds {
+			on := cluster.Link{Name: fmt.Sprint("net", l)}
+			for _, k := range kinds {
+				on.Curve = append(on.Curve, cluster.Point{Kind: k, Bytes: 1000, Time: 3000})
+			}
+			c.Links = append(c.Links, on)
 		}
 		o.Policies = nil
 		for _, name := range []string{"ddp", "ps"} {
