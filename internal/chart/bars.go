@@ -17,21 +17,17 @@ func Bars(w io.Writer, b BarChart) error {
 		return fmt.Errorf("chart %q: %d bars, at most %d can be told apart", b.Title, n, maxBars)
 	}
 	var values []float64
-	thick := 0.0 // of a group's bars together
 	for _, s := range b.Series {
 		if len(s.Values) != len(b.Groups) {
 			return fmt.Errorf("chart %q: series %q has %d values for %d groups", b.Title, s.Name, len(s.Values), len(b.Groups))
 		}
 		values = append(values, s.Values...)
-		if !s.Reference {
-			thick++
-		}
 	}
 	bar := 12.0
-	if thick <= 1 {
+	if len(b.Series) <= 1 {
 		bar = 16
 	}
-	thick = max(thick, 1) * bar
+	thick := float64(max(len(b.Series), 1)) * bar // a group's bars together
 	gap := max(6, thick/4)
 
 	c := newCanvas(b.Title, b.Notes)
@@ -61,19 +57,8 @@ func Bars(w io.Writer, b BarChart) error {
 	for g, name := range b.Groups {
 		y := top + gap + float64(g)*(thick+gap)
 		c.Text("ink end", margin+label, y+thick/2+4, svg.Fit(name, width/3))
-		k := 0.0
 		for i, s := range b.Series {
-			if s.Reference {
-				continue
-			}
-			c.bar(fill(i), &axis, base, y+k*bar, bar, s.Values[g], name+", "+s.Name)
-			k++
-		}
-		for _, s := range b.Series {
-			if v := s.Values[g]; s.Reference && axis.shows(v) {
-				x := axis.at(v)
-				c.Line("mark bold", x, y-2, x, y+thick+2)
-			}
+			c.bar(fill(i), &axis, base, y+float64(i)*bar, bar, s.Values[g], name+", "+s.Name)
 		}
 	}
 	c.Line("axis thin", base, top, base, bottom)

@@ -24,9 +24,6 @@ type Series struct {
 	Name   string
 	X      []float64 // of a line; a bar chart ignores it
 	Values []float64
-	// Reference sets apart what others are measured against, a bound or a
-	// published claim: a tick across the bars of a group, a dashed line.
-	Reference bool
 }
 
 // BarChart is a group of bars a name, one bar a series. Bars lie, so that names
@@ -92,11 +89,7 @@ func (c *canvas) legend(series []Series) {
 		if x > margin && x+w > width-margin {
 			x, c.y = margin, c.y+row
 		}
-		if s.Reference {
-			c.Line("mark bold", x+6, c.y-3, x+6, c.y+9)
-		} else {
-			c.Rect(fill(i), x, c.y-3, 12, 12, 2, "")
-		}
+		c.Rect(fill(i), x, c.y-3, 12, 12, 2, "")
 		c.Text("ink", x+18, c.y+7, name)
 		x += w
 	}

@@ -29,7 +29,7 @@ func TestGolden(t *testing.T) {
 				Series: []Series{
 					{Name: "10 Gbit/s", Values: []float64{330, 315, 230}},
 					{Name: "40 Gbit/s", Values: []float64{180, 175.2, math.NaN()}},
-					{Name: "lower bound", Values: []float64{220, 220, 220}, Reference: true},
+					{Name: "lower bound", Values: []float64{220, 220, 220}},
 				},
 			})
 		},
@@ -47,7 +47,7 @@ func TestGolden(t *testing.T) {
 				Lines: []Series{
 					{Name: "wfbp", X: bandwidths, Values: []float64{4000, 1600, 420, 200, 140}},
 					{Name: "deft", X: bandwidths, Values: []float64{2000, 800, 230, 130, 121}},
-					{Name: "lower bound", X: bandwidths, Values: []float64{1900, 760, 220, 120, 120}, Reference: true},
+					{Name: "lower bound", X: bandwidths, Values: []float64{1900, 760, 220, 120, 120}},
 				},
 			})
 		},
@@ -184,7 +184,7 @@ func TestHostile(t *testing.T) {
 	for _, log := range []bool{false, true} {
 		axis := Axis{Label: name, Log: log}
 		for _, v := range [][]float64{values, values[:1], nil} {
-			series := []Series{{Name: name, X: v, Values: v}, {Name: name, X: v, Values: v, Reference: true}}
+			series := []Series{{Name: name, X: v, Values: v}, {Name: name, X: v, Values: v}}
 			for _, draw := range []func(io.Writer) error{
 				func(w io.Writer) error {
 					return Bars(w, BarChart{Title: name, Notes: []string{name}, Value: axis, Groups: groups[:len(v)], Series: series})

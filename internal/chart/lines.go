@@ -71,10 +71,7 @@ func Lines(w io.Writer, l LineChart) error {
 // line draws series i, with discs where its points are few, and returns where it
 // ends; not ok if nothing of it is shown.
 func (c *canvas) line(i int, s *Series, x, y *scale) (last end, ok bool) {
-	class, dot := stroke(i), fill(i)
-	if s.Reference {
-		class, dot = "line mark dash", ""
-	}
+	class := stroke(i)
 	var path []float64 // since the last gap
 	var shown []int
 	for k := range s.X {
@@ -90,9 +87,9 @@ func (c *canvas) line(i int, s *Series, x, y *scale) (last end, ok bool) {
 	if len(shown) == 0 {
 		return end{}, false
 	}
-	if dot != "" && len(s.X) <= maxDiscs {
+	if len(s.X) <= maxDiscs {
 		for _, k := range shown {
-			c.Circle(dot, x.at(s.X[k]), y.at(s.Values[k]), 3, fmt.Sprintf("%s: %s at %s", s.Name, number(s.Values[k]), number(s.X[k])))
+			c.Circle(fill(i), x.at(s.X[k]), y.at(s.Values[k]), 3, fmt.Sprintf("%s: %s at %s", s.Name, number(s.Values[k]), number(s.X[k])))
 		}
 	}
 	k := shown[len(shown)-1]
