@@ -43,6 +43,11 @@ type Result struct {
 	Timeline *timeline.Timeline
 }
 
+// Faster reports whether time a is less than b, microseconds, in the whole
+// nanoseconds that the simulator counts in: times that differ by less are equal,
+// and share a rank.
+func Faster(a, b float64) bool { return math.Round(nsPerUs*a) < math.Round(nsPerUs*b) }
+
 const (
 	defaultPeriods = 12
 	maxPeriods     = 500 // of a run whose iterations are not given

@@ -10,6 +10,7 @@ import (
 	"weft/bound"
 	"weft/cluster"
 	"weft/job"
+	"weft/sim"
 	"weft/timeline"
 )
 
@@ -74,9 +75,8 @@ func (r *Result) Gain(row, schedule int) float64 {
 	return gain(&o[r.Study.Index(r.Study.Subject)], &o[schedule])
 }
 
-// Rank is the place of a schedule among those of a case, the fastest 1; times
-// equal to the nanosecond, which is what the simulator counts in, share a place.
-// 0: it has no outcome.
+// Rank is the place of a schedule among those of a case, the fastest 1; those of
+// which none is faster ([sim.Faster]) share a place. 0: it has no outcome.
 func (r *Result) Rank(row, schedule int) int {
 	o := r.Rows[row].Outcomes
 	if o[schedule].Refusal != "" {
@@ -84,7 +84,7 @@ func (r *Result) Rank(row, schedule int) int {
 	}
 	place := 1
 	for i := range o {
-		if o[i].Refusal == "" && math.Round(1000*o[i].Time) < math.Round(1000*o[schedule].Time) {
+		if o[i].Refusal == "" && sim.Faster(o[i].Time, o[schedule].Time) {
 			place++
 		}
 	}

@@ -4,7 +4,6 @@ package view
 
 import (
 	"fmt"
-	"math"
 	"strings"
 
 	"weft/bound"
@@ -110,7 +109,7 @@ func slowdowns(b *compare.Block) cli.Table {
 		for i, r := range rows {
 			rank := 1
 			for _, other := range rows {
-				if nanoseconds(other.Slowed[k]) < nanoseconds(r.Slowed[k]) { // what is printed alike has one rank
+				if sim.Faster(other.Slowed[k], r.Slowed[k]) {
 					rank++
 				}
 			}
@@ -119,8 +118,6 @@ func slowdowns(b *compare.Block) cli.Table {
 	}
 	return t
 }
-
-func nanoseconds(us float64) float64 { return math.Round(1000 * us) }
 
 // known is v, or nothing when it is zero.
 func known[T ~float64 | ~int64 | int](v T) any {
