@@ -277,65 +277,109 @@ func results(r *study.Result) cli.Table {
 
 // StudyChart draws what the study plots.
 func StudyChart(w io.Writer, r *study.Result) error {
+	p := newPlot(r)
+	if k := r.Study.Plot.Kind; k == study.GainBars || k == study.TimeBars {
+		return chart.Bars(w, p.bars())
+	}
+	return chart.Lines(w, p.lines())
+}
+
+// plot is the part of a result that its study plots.
+type plot struct {
+	*study.Result
+	gains     bool // in place of times
+	title     string
+	notes     []string
+	axis      chart.Axis // of values
+	models    []string
+	schedules []int
+}
+
+func newPlot(r *study.Result) *plot {
 	s := r.Study
-	gains := s.Plot.Kind == study.GainBars || s.Plot.Kind == study.GainLines
-	value := func(row, k int) float64 {
-		switch o := &r.Rows[row].Outcomes[k]; {
-		case o.Refusal != "":
-			return math.NaN()
-		case gains:
-			return math.Round(1000*r.Gain(row, k)) / 10 // as the table has it
-		default:
-			return o.Time / 1000
+	p := &plot{
+		Result: r, gains: s.Plot.Kind == study.GainBars || s.Plot.Kind == study.GainLines,
+		title: s.Name + ": " + s.Title, notes: []string{s.Paper},
+		axis: chart.Axis{Label: "time of an iteration, ms"},
+	}
+	if p.gains {
+		p.axis.Label = fmt.Sprintf("gain of %s, %%", s.Subject)
+		if p.alone() {
+			p.axis.Label = fmt.Sprintf("gain of %s over %s, %%", s.Subject, s.Plot.Schedules[0])
 		}
 	}
-	axis := chart.Axis{Label: "time of an iteration, ms"}
-	if gains {
-		axis.Label = fmt.Sprintf("gain of %s, %%", s.Subject)
-	}
-	alone := len(s.Plot.Schedules) == 1
-	if alone && gains {
-		axis.Label = fmt.Sprintf("gain of %s over %s, %%", s.Subject, s.Plot.Schedules[0])
-	}
-	shown := func(names []string, name string) bool { return len(names) == 0 || slices.Contains(names, name) }
-	lines := chart.LineChart{Title: s.Name + ": " + s.Title, Notes: []string{s.Paper}, X: chart.Axis{Label: s.Setting, Log: s.Plot.Log}, Y: axis}
-	bars := chart.BarChart{Title: lines.Title, Notes: lines.Notes, Value: axis}
-	for i := range s.Cases {
-		if shown(s.Plot.Models, s.Cases[i].Model) {
-			bars.Groups = append(bars.Groups, s.Cases[i].String())
-		}
-	}
+	hidden := func(shown []string, name string) bool { return len(shown) > 0 && !slices.Contains(shown, name) }
+	p.models = slices.DeleteFunc(models(s), func(m string) bool { return hidden(s.Plot.Models, m) })
 	for k := range s.Schedules {
-		name := s.Schedules[k].Name
-		if !shown(s.Plot.Schedules, name) || gains && name == s.Subject {
+		if name := s.Schedules[k].Name; !hidden(s.Plot.Schedules, name) && !(p.gains && name == s.Subject) {
+			p.schedules = append(p.schedules, k)
+		}
+	}
+	return p
+}
+
+// alone reports whether one schedule is plotted, which then needs no name.
+func (p *plot) alone() bool { return len(p.Study.Plot.Schedules) == 1 }
+
+func (p *plot) name(schedule int) string {
+	name := p.Study.Schedules[schedule].Name
+	if p.gains {
+		return "over " + name
+	}
+	return name
+}
+
+// value is what is plotted of an outcome; NaN: there is none.
+func (p *plot) value(row, schedule int) float64 {
+	switch o := &p.Rows[row].Outcomes[schedule]; {
+	case o.Refusal != "":
+		return math.NaN()
+	case p.gains:
+		return math.Round(1000*p.Gain(row, schedule)) / 10 // as the table has it
+	default:
+		return o.Time / 1000
+	}
+}
+
+// bars has a group a case.
+func (p *plot) bars() chart.BarChart {
+	b := chart.BarChart{Title: p.title, Notes: p.notes, Value: p.axis}
+	for _, k := range p.schedules {
+		b.Series = append(b.Series, chart.Series{Name: p.name(k)})
+	}
+	for i := range p.Study.Cases {
+		c := &p.Study.Cases[i]
+		if !slices.Contains(p.models, c.Model) {
 			continue
 		}
-		if gains {
-			name = "over " + name
+		b.Groups = append(b.Groups, c.String())
+		for at, k := range p.schedules {
+			b.Series[at].Values = append(b.Series[at].Values, p.value(i, k))
 		}
-		all := chart.Series{Name: name}
-		for _, m := range models(s) {
-			if !shown(s.Plot.Models, m) {
-				continue
-			}
-			one := chart.Series{Name: m + " " + name}
+	}
+	return b
+}
+
+// lines has a line a model and schedule, over the setting.
+func (p *plot) lines() chart.LineChart {
+	s := p.Study
+	l := chart.LineChart{Title: p.title, Notes: p.notes, X: chart.Axis{Label: s.Setting, Log: s.Plot.Log}, Y: p.axis}
+	for _, k := range p.schedules {
+		for _, m := range p.models {
+			one := chart.Series{Name: m + " " + p.name(k)}
 			switch {
 			case len(s.Plot.Models) == 1:
-				one.Name = name
-			case alone:
+				one.Name = p.name(k)
+			case p.alone():
 				one.Name = m
 			}
 			for i := range s.Cases {
 				if s.Cases[i].Model == m {
-					one.X, one.Values = append(one.X, s.Cases[i].X), append(one.Values, value(i, k))
+					one.X, one.Values = append(one.X, s.Cases[i].X), append(one.Values, p.value(i, k))
 				}
 			}
-			lines.Lines, all.Values = append(lines.Lines, one), append(all.Values, one.Values...)
+			l.Lines = append(l.Lines, one)
 		}
-		bars.Series = append(bars.Series, all)
 	}
-	if s.Plot.Kind == study.GainBars || s.Plot.Kind == study.TimeBars {
-		return chart.Bars(w, bars)
-	}
-	return chart.Lines(w, lines)
+	return l
 }
