@@ -45,10 +45,11 @@ func (f *JobFlags) Register(fs *pflag.FlagSet) {
 	f.given = fs
 }
 
-// The flags that are for traces, and those for models of the zoo.
+// The flags that are for traces, those for models of the zoo, and the limits.
 var (
 	traceFlags = []string{"tensors", "recorded-overlap"}
 	modelFlags = []string{"device", "batch", "sequence", "precision"}
+	limitFlags = []string{"max-delay", "max-staleness", "min-update-rate", "max-memory"}
 )
 
 // changed is the first of the flags that the command line gives, or "".
@@ -147,10 +148,8 @@ func modelHint(name string) string {
 
 // NoJob reports the first of the flags that say nothing without a job.
 func NoJob(fs *pflag.FlagSet) error {
-	for _, name := range []string{"tensors", "update", "recorded-overlap", "device", "batch", "sequence", "precision", "max-delay", "max-staleness", "min-update-rate", "max-memory"} {
-		if fs.Changed(name) {
-			return Usagef("--%s is about a job: give --job", name)
-		}
+	if flag := changed(fs, slices.Concat(traceFlags, modelFlags, limitFlags, []string{"update"})); flag != "" {
+		return Usagef("--%s is about a job: give --job", flag)
 	}
 	return nil
 }
