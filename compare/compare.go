@@ -268,10 +268,7 @@ func try(ctx context.Context, j *job.Job, c *cluster.Cluster, p policy.Policy, o
 			return r, nil
 		}
 	}
-	if err := plan.Check(r.Plan, j, o.Limits).Err(); err != nil {
-		return r, fmt.Errorf("the plan of policy %s is not legal for this job: %w", p.Name, err)
-	}
-	result, err := sim.Run(ctx, j, c, r.Plan, sim.Options{})
+	result, err := sim.RunLegal(ctx, j, c, r.Plan, o.Limits, sim.Options{})
 	if unpriced(err) {
 		r.Refusal = err
 		return r, nil

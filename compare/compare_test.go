@@ -181,7 +181,7 @@ func TestWrongPlan(t *testing.T) {
 		return p, err
 	})}
 	_, err = Run(t.Context(), j, c, o)
-	if err == nil || !strings.Contains(err.Error(), "the plan of policy forgets is not legal for this job: plan rule 1") {
+	if err == nil || !strings.Contains(err.Error(), "policy forgets: the plan is not legal for this job: plan rule 1") {
 		t.Errorf("got %v", err)
 	}
 }

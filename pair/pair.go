@@ -135,7 +135,7 @@ func Run(ctx context.Context, jobs []*job.Job, c *cluster.Cluster, o Options) (*
 		if err := within(memory, most); err != nil {
 			return nil, fmt.Errorf("job %q: %w", j.Name, err)
 		}
-		alone, err := prove(ctx, j, c, p)
+		alone, err := sim.RunLegal(ctx, j, c, p, plan.DefaultLimits, sim.Options{})
 		if err != nil {
 			return nil, fmt.Errorf("job %q: %w", j.Name, err)
 		}
@@ -214,19 +214,11 @@ func together(ctx context.Context, c *cluster.Cluster, a, b *Alone, o Order) (Ro
 	if err != nil {
 		return Round{}, err
 	}
-	result, err := prove(ctx, x.Job, x.Cluster, x.Plan)
+	result, err := sim.RunLegal(ctx, x.Job, x.Cluster, x.Plan, plan.DefaultLimits, sim.Options{})
 	if err != nil {
 		return Round{}, fmt.Errorf("jobs %q and %q together, %v: %w", a.Job.Name, b.Job.Name, o, err)
 	}
 	return newRound(a, b, o, result.Time), nil
-}
-
-// prove checks a plan and runs it.
-func prove(ctx context.Context, j *job.Job, c *cluster.Cluster, p *plan.Plan) (*sim.Result, error) {
-	if err := plan.Check(p, j, plan.DefaultLimits).Err(); err != nil {
-		return nil, fmt.Errorf("the plan of policy %s is not legal: %w", p.Policy, err)
-	}
-	return sim.Run(ctx, j, c, p, sim.Options{})
 }
 
 // choose marks the pairs to run together, and sums up.

@@ -89,7 +89,7 @@ func together2(t testing.TB, alone []Alone, o Order, shared bool) (period float6
 			x.Cluster.Links[l].Medium = ""
 		}
 	}
-	r, err = prove(t.Context(), x.Job, x.Cluster, x.Plan)
+	r, err = sim.RunLegal(t.Context(), x.Job, x.Cluster, x.Plan, plan.DefaultLimits, sim.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func TestGates(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r, err := prove(t.Context(), joint.Job, joint.Cluster, joint.Plan)
+		r, err := sim.RunLegal(t.Context(), joint.Job, joint.Cluster, joint.Plan, plan.DefaultLimits, sim.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}

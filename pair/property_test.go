@@ -10,9 +10,11 @@ import (
 	"weft/cluster"
 	"weft/internal/random"
 	"weft/job"
+	"weft/plan"
 	"weft/policy"
 	"weft/policy/all"
 	"weft/policy/fusion"
+	"weft/sim"
 
 	"pgregory.net/rapid"
 )
@@ -47,7 +49,7 @@ func build(t *rapid.T, p policy.Policy, j *job.Job, c *cluster.Cluster) Member {
 }
 
 func alone(t *rapid.T, m Member, c *cluster.Cluster) *Alone {
-	r, err := prove(t.Context(), m.Job, c, m.Plan)
+	r, err := sim.RunLegal(t.Context(), m.Job, c, m.Plan, plan.DefaultLimits, sim.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +57,7 @@ func alone(t *rapid.T, m Member, c *cluster.Cluster) *Alone {
 }
 
 func simulated(t *rapid.T, x *Joined) float64 {
-	r, err := prove(t.Context(), x.Job, x.Cluster, x.Plan)
+	r, err := sim.RunLegal(t.Context(), x.Job, x.Cluster, x.Plan, plan.DefaultLimits, sim.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

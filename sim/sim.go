@@ -85,6 +85,14 @@ func Run(ctx context.Context, j *job.Job, c *cluster.Cluster, p *plan.Plan, o Op
 	return r, nil
 }
 
+// RunLegal is [Run] of a plan that the checker must find legal within limits.
+func RunLegal(ctx context.Context, j *job.Job, c *cluster.Cluster, p *plan.Plan, l plan.Limits, o Options) (*Result, error) {
+	if err := plan.Check(p, j, l).Err(); err != nil {
+		return nil, fmt.Errorf("the plan is not legal for this job: %w", err)
+	}
+	return Run(ctx, j, c, p, o)
+}
+
 // settled is after how many iterations a plan with delay settles that took so
 // long an iteration at first: where its links need longer, their backlog grows
 // by the difference, until it is all that the delay covers. The first half of a

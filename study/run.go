@@ -237,10 +237,7 @@ func (s *Schedule) byPlan(ctx context.Context, p policy.Policy, o policy.Options
 // prove checks a plan, simulates it and sets it beside the bound of all plans that
 // are no later than it.
 func prove(ctx context.Context, j *job.Job, c *cluster.Cluster, p *plan.Plan, l plan.Limits) (Outcome, error) {
-	if err := plan.Check(p, j, l).Err(); err != nil {
-		return Outcome{}, fmt.Errorf("the plan is not legal for this job: %w", err)
-	}
-	r, err := sim.Run(ctx, j, c, p, sim.Options{})
+	r, err := sim.RunLegal(ctx, j, c, p, l, sim.Options{})
 	if err != nil {
 		return Outcome{}, err
 	}

@@ -156,10 +156,7 @@ func (x candidate) try(ctx context.Context, j *job.Job, c *cluster.Cluster) (out
 		if p == nil {
 			continue
 		}
-		if err := plan.Check(p, j, limits).Err(); err != nil {
-			return nil, fmt.Errorf("%s: %w", x.policy.Name, err)
-		}
-		r, err := sim.Run(ctx, j, c, p, sim.Options{})
+		r, err := sim.RunLegal(ctx, j, c, p, limits, sim.Options{})
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", x.policy.Name, err)
 		}

@@ -120,10 +120,7 @@ func draw(pol policy.Policy) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := plan.Check(p, j, plan.AnyLimits).Err(); err != nil {
-		return nil, err
-	}
-	r, err := sim.Run(ctx, j, c, p, sim.Options{Timeline: true, Ranks: 1})
+	r, err := sim.RunLegal(ctx, j, c, p, plan.AnyLimits, sim.Options{Timeline: true, Ranks: 1})
 	if err != nil {
 		return nil, err
 	}
