@@ -25,15 +25,12 @@ func (b Breakdown) Hidden() float64 { return max(0, b.Communication-b.Exposed) }
 // without computation.
 func (b Breakdown) Coverage() float64 { return ratio(b.Communication, b.Computation) }
 
-// UMax is the time of an iteration that overlaps nothing: M + P.
-func (b Breakdown) UMax() float64 { return b.Communication + b.Computation }
-
 // UMin is the time of an iteration that overlaps all it can: max(M, P).
 func (b Breakdown) UMin() float64 { return max(b.Communication, b.Computation) }
 
-// Efficiency is TicTac's overlap efficiency E = (UMax - T)/(UMax - UMin): 1 for
-// full overlap, 0 for none, negative when idle time exceeds what was hidden,
-// and 1 when there is nothing to overlap.
+// Efficiency is TicTac's overlap efficiency E = (UMax - T)/(UMax - UMin), UMax
+// = M + P: 1 for full overlap, 0 for none, negative when idle time exceeds what
+// was hidden, and 1 when there is nothing to overlap.
 func (b Breakdown) Efficiency() float64 {
 	// UMax - UMin is min(M, P); this form keeps E <= 1 in floating point.
 	least := min(b.Communication, b.Computation)

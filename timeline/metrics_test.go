@@ -27,7 +27,6 @@ func TestRX(t *testing.T) {
 		{"hidden", b.Hidden(), 21 - 11},
 		{"idle", b.Idle, 0},
 		{"coverage", b.Coverage(), 21. / 27},
-		{"UMax", b.UMax(), 27 + 21},
 		{"UMin", b.UMin(), 27},
 		{"E", b.Efficiency(), 10. / 21}, // (48 - 38)/(48 - 27)
 		{"S", b.Speedup(), 21. / 27},    // (48 - 27)/27

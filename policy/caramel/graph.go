@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"weft/bound"
+	"weft/internal/splitmix"
 	"weft/job"
 )
 
@@ -278,8 +279,7 @@ type unions struct {
 func (u *unions) add(set []uint64) int32 {
 	h := uint64(len(set))
 	for _, w := range set {
-		h = (h ^ w) * 0x9e3779b97f4a7c15
-		h ^= h >> 29
+		h = splitmix.Mix(h + w + splitmix.Step)
 	}
 	for {
 		i, ok := u.known[h]

@@ -65,7 +65,9 @@ func (s *search) run(ctx context.Context) (*plan.Plan, error) {
 				return nil, err
 			}
 			if slices.ContainsFunc(s.found, candidate.perfect) {
-				break // of the other shapes the first rule is tried: the profile may be wrong about them
+				// Another rule for this shape cannot be preferred. The other shapes still
+				// try their first: the profile may be wrong about this one.
+				break
 			}
 		}
 	}
