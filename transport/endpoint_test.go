@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -141,6 +143,40 @@ func TestEveryPairEverySize(t *testing.T) {
 			}
 			wg.Wait()
 		}
+	})
+}
+
+// A tag may be used again as soon as its message has been received, by a message of any
+// size: nothing that was said about the earlier one comes after it.
+func TestTagsAgain(t *testing.T) {
+	const lanes, rounds = 8, 60
+	onEveryNetwork(t, 2, func(t *testing.T, ctx context.Context, es []Endpoint) {
+		var wg sync.WaitGroup
+		for lane := range lanes {
+			tag := Tag{Op: uint64(lane)}
+			for rank := range 2 {
+				wg.Go(func() {
+					random, pause := rand.New(rand.NewPCG(1, uint64(lane))), rand.New(rand.NewPCG(2, uint64(2*lane+rank)))
+					for round := range rounds {
+						n := sizes[random.IntN(len(sizes))]
+						for range pause.IntN(20) {
+							runtime.Gosched()
+						}
+						var err error
+						if dst := make([]byte, n); round%2 == rank { // an answer says that the last message has been received
+							err = es[rank].Send(ctx, 1-rank, tag, pattern(round, n))
+						} else if err = es[rank].Recv(ctx, 1-rank, tag, dst); err == nil && !bytes.Equal(dst, pattern(round, n)) {
+							err = errors.New("wrong data")
+						}
+						if err != nil {
+							t.Errorf("lane %d, rank %d, round %d, %d bytes: %v", lane, rank, round, n, err)
+							return
+						}
+					}
+				})
+			}
+		}
+		wg.Wait()
 	})
 }
 

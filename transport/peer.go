@@ -54,7 +54,8 @@ type peer struct {
 // queue tells it, once, how it ends.
 type call struct {
 	data  []byte
-	asked bool // of a Recv: the sender knows that it is ready
+	asked bool  // of a Recv: the sender knows that it is ready
+	conn  *conn // of a Send: what it is announced on and its message takes, so that neither overtakes the other
 	done  chan error
 }
 
@@ -73,7 +74,7 @@ type conn struct {
 	more    sync.Cond // there is something to write, or the peer is lost
 	writing bool      // the writer is at it
 	attempt *attempt  // nil: the connection has none
-	short   []byte    // for the frame of an attempt
+	short   []byte    // for the frame of an attempt: a header, and data as far as there is room
 	rest    []byte    // what the last one has left to write, before the queue
 
 	// The writer's own.
@@ -112,10 +113,10 @@ func newPeer(rank int, epoch uint64, sum bool, conns []net.Conn) *peer {
 		}
 		cn := &conn{p: p, c: c, r: frameReader{r: bufio.NewReaderSize(c, size), epoch: epoch}}
 		cn.more.L = &p.mu
-		if i > 0 {
+		if cn.attempt = newAttempt(c); i > 0 {
 			cn.r.wake = newWake(c)
+			cn.short = make([]byte, headerSize)
 		} else {
-			cn.attempt = newAttempt(c)
 			cn.short = make([]byte, headerSize+maxTry)
 		}
 		p.conns = append(p.conns, cn)
@@ -161,7 +162,7 @@ func (c *conn) enqueue(o outgoing) {
 // takes it without waiting: that saves waking the writer. What the system takes
 // only a part of, the writer ends. Errors are left to the writer to find.
 func (c *conn) try(o *outgoing) bool {
-	if c.attempt == nil || c.writing || len(c.rest) > 0 || len(c.queue) > 0 || c.bye || len(o.data) > maxTry {
+	if c.attempt == nil || c.writing || len(c.rest) > 0 || len(c.queue) > 0 || c.bye || headerSize+len(o.data) > len(c.short) {
 		return false
 	}
 	o.f.room = uint32(c.p.owed)
@@ -182,14 +183,13 @@ func (c *conn) try(o *outgoing) bool {
 }
 
 // control sends a frame that has no data.
-func (p *peer) control(kind frameKind, tag Tag, length int) {
-	p.conns[0].enqueue(outgoing{f: frame{kind: kind, tag: tag, length: uint64(length)}})
+func (c *conn) control(kind frameKind, tag Tag, length int) {
+	c.enqueue(outgoing{f: frame{kind: kind, tag: tag, length: uint64(length)}})
 }
 
-// message sends one, and tells c when it is written.
-func (p *peer) message(kind frameKind, tag Tag, c *call) {
-	n := len(c.data)
-	p.bulk(n).enqueue(outgoing{frame{kind: kind, tag: tag, length: uint64(n)}, c.data, c})
+// message sends one, and tells its Send when it is written.
+func (c *call) message(kind frameKind, tag Tag) {
+	c.conn.enqueue(outgoing{frame{kind: kind, tag: tag, length: uint64(len(c.data))}, c.data, c})
 }
 
 func (p *peer) send(ctx context.Context, tag Tag, data []byte) error {
@@ -202,25 +202,25 @@ func (p *peer) send(ctx context.Context, tag Tag, data []byte) error {
 		return cmp.Or(p.closed, p.lost)
 	}
 	c := calls.Get().(*call)
-	c.data = data
+	c.data, c.conn = data, p.bulk(len(data))
 	expected, ready := p.ready[tag]
 	cost := len(data) + Overhead
 	switch {
 	case ready && expected == uint64(len(data)):
 		delete(p.ready, tag)
-		p.message(frameData, tag, c)
+		c.message(frameData, tag)
 	case ready:
 		delete(p.ready, tag)
-		p.control(frameAnnounce, tag, len(data)) // for the receiver to see the length
+		c.conn.control(frameAnnounce, tag, len(data)) // for the receiver to see the length
 		c.done <- &LengthError{uint64(len(data)), expected}
 	case p.sends[tag] != nil:
 		c.done <- ErrTagInUse
 	case len(data) <= Eager && cost <= p.window:
 		p.window -= cost
-		p.message(frameEager, tag, c)
+		c.message(frameEager, tag)
 	default:
 		p.sends[tag] = c
-		p.control(frameAnnounce, tag, len(data))
+		c.conn.control(frameAnnounce, tag, len(data))
 	}
 	p.mu.Unlock()
 	return p.wait(ctx, c, func() bool { return p.retractSend(tag, c) })
@@ -297,7 +297,7 @@ func (p *peer) recv(ctx context.Context, tag Tag, dst []byte) error {
 func (p *peer) ask(tag Tag, c *call) {
 	if !c.asked {
 		c.asked = true
-		p.control(frameReady, tag, len(c.data))
+		p.conns[0].control(frameReady, tag, len(c.data))
 	}
 }
 
@@ -341,7 +341,7 @@ func (p *peer) wait(ctx context.Context, c *call, retract func() bool) error {
 }
 
 func (c *call) free() {
-	c.data = nil
+	c.data, c.conn = nil, nil
 	calls.Put(c)
 }
 
@@ -351,7 +351,7 @@ func (p *peer) release(length int) {
 	p.taken -= length + Overhead
 	p.owed += length + Overhead
 	if c := p.conns[0]; p.owed >= Window/2 && len(c.queue) == 0 {
-		p.control(frameWindow, Tag{}, 0)
+		c.control(frameWindow, Tag{}, 0)
 	}
 }
 
@@ -557,7 +557,7 @@ func (c *conn) handle(f *frame) error {
 		} else {
 			delete(p.sends, f.tag)
 			if n := uint64(len(s.data)); n == f.length {
-				p.message(frameData, f.tag, s)
+				s.message(frameData, f.tag)
 			} else {
 				s.done <- &LengthError{n, f.length}
 			}
