@@ -25,14 +25,17 @@ slowdown[]           one entry a transfer size and number in flight
 import argparse
 import collections
 import json
+import os
 import statistics
+import sys
 import threading
 import time
 
 import torch
 import torch.distributed as dist
 
-import models
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples"))
+import models  # noqa: E402
 
 
 def median_and_mad(values):

@@ -33,7 +33,7 @@ wait_ranks() {
 stage_in() {
     rm -rf "$chroot/srv/weft-record"
     mkdir -p "$chroot/srv/weft-record/out"
-    cp "$here"/*.py "$chroot/srv/weft-record/"
+    cp "$here"/*.py "$here/../../examples/models.py" "$chroot/srv/weft-record/"
 }
 
 stage_clean() { rm -rf "$chroot/srv/weft-record"; }

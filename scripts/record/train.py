@@ -11,13 +11,15 @@ import json
 import os
 import shutil
 import statistics
+import sys
 import time
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-import models
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples"))
+import models  # noqa: E402
 
 
 def arguments():

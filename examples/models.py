@@ -1,4 +1,4 @@
-"""The two models that the recordings train.
+"""The two models that recordings, benchmarks and examples train.
 
 ResNet-18 is written out because torchvision would be one more package to
 install for a single class; parameter names and shapes are torchvision's.
