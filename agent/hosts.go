@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -70,7 +69,7 @@ func (a *Agent) listen(host int) {
 	err := a.Net.Recv(a.ctx, host, transport.Tag{Channel: newsChannel}, news)
 	var f protocol.Failed
 	if err == nil {
-		err = json.Unmarshal(bytes.TrimRight(news, "\x00"), &f)
+		err = protocol.Decode(bytes.TrimRight(news, "\x00"), &f)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -93,7 +92,7 @@ func (a *Agent) tellHosts() {
 	if a.failure != nil {
 		f = describe(a.failure)
 	}
-	if b, err := json.Marshal(f); err == nil && len(b) <= newsBytes {
+	if b, err := protocol.Encode(f); err == nil && len(b) <= newsBytes {
 		copy(news, b)
 	} else {
 		copy(news, `{"message": "another host has failed"}`)
@@ -132,7 +131,7 @@ func (a *Agent) agree(want any, differ func(host int, other []byte) error, then 
 		then()
 		return
 	}
-	mine, err := json.Marshal(want)
+	mine, err := protocol.Encode(want)
 	if err != nil {
 		a.failf(-1, "%w", err)
 		return

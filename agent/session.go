@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -99,7 +98,7 @@ func (a *Agent) welcome() {
 	want.Rank, want.LocalRank, want.Pid, want.Torch = 0, 0, 0, ""
 	a.agree(&want, func(host int, other []byte) error {
 		theirs, mine := new(protocol.Hello), want
-		if err := json.Unmarshal(other, theirs); err != nil || theirs.Version == 0 {
+		if err := protocol.Decode(other, theirs); err != nil || theirs.Version == 0 {
 			return fmt.Errorf("rank %d says hello, while rank %d makes a call: every rank must do the same", first.Rank, a.first(host))
 		}
 		mine.Rank, theirs.Rank = first.Rank, a.first(host)
@@ -230,7 +229,7 @@ func (a *Agent) call() {
 	s, op := a.session, a.agreements
 	a.agree(numbered{first.index, first.Call}, func(host int, other []byte) error {
 		var theirs numbered
-		if err := json.Unmarshal(other, &theirs); err != nil || theirs.Call.Kind == "" {
+		if err := protocol.Decode(other, &theirs); err != nil || theirs.Call.Kind == "" {
 			return fmt.Errorf("rank %d makes call %d (%v), while rank %d says hello: every rank must do the same", a.Ranks[0], first.index, first, a.first(host))
 		}
 		return fmt.Errorf("rank %d makes call %d (%v), rank %d call %d (%v): every rank must make the same calls in the same order",

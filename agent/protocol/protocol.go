@@ -5,9 +5,11 @@ package protocol
 import (
 	"bufio"
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"io"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 
 	"weft/cluster"
 )
@@ -59,9 +61,9 @@ type Hello struct {
 	World       int      `json:"world"`
 	LocalRank   int      `json:"local_rank"`
 	Pid         int      `json:"pid"`
-	Torch       string   `json:"torch,omitempty"`
-	BucketBytes int64    `json:"bucket_bytes,omitempty"`
-	FirstBucket int64    `json:"first_bucket_bytes,omitempty"`
+	Torch       string   `json:"torch,omitzero"`
+	BucketBytes int64    `json:"bucket_bytes,omitzero"`
+	FirstBucket int64    `json:"first_bucket_bytes,omitzero"`
 	Tensors     []Tensor `json:"tensors"`
 }
 
@@ -101,10 +103,10 @@ type Bucket struct {
 type Call struct {
 	Kind     string `json:"kind"` // barrier, broadcast or all-reduce
 	Root     int    `json:"root"` // of a broadcast: a rank
-	Bytes    int64  `json:"bytes,omitempty"`
-	Op       string `json:"op,omitempty"` // of an all-reduce: sum, mean, min or max
-	DType    string `json:"dtype,omitempty"`
-	Elements int64  `json:"elements,omitempty"`
+	Bytes    int64  `json:"bytes,omitzero"`
+	Op       string `json:"op,omitzero"` // of an all-reduce: sum, mean, min or max
+	DType    string `json:"dtype,omitzero"`
+	Elements int64  `json:"elements,omitzero"`
 }
 
 // Kinds of calls.
@@ -128,10 +130,20 @@ func (c Call) String() string {
 // Failed says why training cannot go on.
 type Failed struct {
 	Message string `json:"message"`
-	Rank    *int   `json:"rank,omitempty"`
-	Tensor  string `json:"tensor,omitempty"`
-	Phase   string `json:"phase,omitempty"`
+	Rank    *int   `json:"rank,omitzero"`
+	Tensor  string `json:"tensor,omitzero"`
+	Phase   string `json:"phase,omitzero"`
 }
+
+func (f *Failed) Error() string { return f.Message }
+
+// Encode writes v as JSON. Text that is not UTF-8 is mended: an error may quote
+// anything.
+func Encode(v any) ([]byte, error) { return json.Marshal(v, jsontext.AllowInvalidUTF8(true)) }
+
+// Decode reads JSON into v, a pointer. It refuses members that v does not have, and
+// any that are given twice.
+func Decode(b []byte, v any) error { return json.Unmarshal(b, v, json.RejectUnknownMembers(true)) }
 
 // Append appends the bytes of a message.
 func (m Message) Append(to []byte) []byte {
@@ -144,7 +156,7 @@ func (m Message) Append(to []byte) []byte {
 
 // With returns m with v as its payload.
 func (m Message) With(v any) (Message, error) {
-	b, err := json.Marshal(v)
+	b, err := Encode(v)
 	if err == nil && len(b) > MaxPayload {
 		err = fmt.Errorf("a %v of %d bytes; a message carries at most %d", m.Kind, len(b), MaxPayload)
 	}
@@ -154,7 +166,7 @@ func (m Message) With(v any) (Message, error) {
 
 // Decode reads the payload into v, a pointer.
 func (m Message) Decode(v any) error {
-	if err := json.Unmarshal(m.Payload, v); err != nil {
+	if err := Decode(m.Payload, v); err != nil {
 		return fmt.Errorf("a %v that cannot be read: %w", m.Kind, err)
 	}
 	return nil

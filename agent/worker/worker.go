@@ -4,7 +4,6 @@ package worker
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -166,7 +165,7 @@ func (w *Worker) receive(kind protocol.Kind) (protocol.Message, error) {
 		return m, fmt.Errorf("the agent ended without a message: %w", err)
 	case m.Kind == protocol.KindFailed:
 		f := new(Error)
-		return m, cmp.Or[error](json.Unmarshal(m.Payload, &f.Failed), f)
+		return m, cmp.Or[error](protocol.Decode(m.Payload, &f.Failed), f)
 	case m.Kind != kind:
 		return m, fmt.Errorf("the agent sent %v, expected %v", m.Kind, kind)
 	}

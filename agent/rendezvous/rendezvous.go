@@ -1,0 +1,353 @@
+// Package rendezvous lets the agents of a job find each other. They know where
+// that of rank 0 listens, and come in any order; when they part, each is connected to
+// all others. What goes wrong on one host until then ends all, with the same message.
+// docs/formats/frames.md has what they say.
+package rendezvous
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"syscall"
+	"time"
+
+	"weft/agent/protocol"
+	"weft/collective"
+	"weft/transport"
+)
+
+// Config is one host's part in a rendezvous.
+type Config struct {
+	Member // but for Address, which Meet chooses
+	// Master is where the agent of rank 0 listens, host:port. It must be an address of
+	// that host, or a name of one.
+	Master string
+	Secret transport.Secret
+	// Interfaces chooses among those of this host, see [transport.ChooseLocal].
+	Interfaces string
+	// Timeout is how long hosts may be late; 0: no bound.
+	Timeout time.Duration
+	// Warn, if set, gets a line about what is waited for, once.
+	Warn func(string)
+	// Hopeless is how long to try what is likely to stay as it is, such as a name that
+	// does not resolve. 0: Hopeless of this package.
+	Hopeless time.Duration
+}
+
+const (
+	Hopeless = 10 * time.Second // what Config takes for 0
+
+	patience      = 10 * time.Second // before a warning
+	handshakeTime = 5 * time.Second
+	connectTime   = 8 * time.Second // the hosts are all there: it takes a moment, or for ever
+	partingTime   = 2 * time.Second
+)
+
+// welcome is the answer to all members' hello.
+type welcome struct {
+	Epoch uint64 `json:"epoch"`
+	Hosts table  `json:"hosts"`
+}
+
+// Ended says that a host has ended in order before all had met.
+type Ended struct{ Rank int } // the first of the host
+
+func (e *Ended) Error() string {
+	return fmt.Sprintf("rank %d has ended before all had come", e.Rank)
+}
+
+// Meet returns once all hosts' agents are connected. What another host has failed of
+// is a [*protocol.Failed]. If ctx ends first, its cause is what the others are told;
+// [context.Canceled] means that this host has ended in order, of which they hear
+// as [*Ended].
+func Meet(ctx context.Context, c Config) (transport.Endpoint, collective.Layout, error) {
+	c.Hopeless = cmp.Or(c.Hopeless, Hopeless)
+	if c.First != 0 {
+		return c.join(ctx, c.Master)
+	}
+	s, err := newServer(ctx, &c)
+	if err != nil {
+		return nil, nil, c.taken(ctx, err)
+	}
+	e, l, err := c.join(ctx, s.l.Addr().String())
+	s.wait(err)
+	return e, l, err
+}
+
+// taken finds out whether another agent is rank 0 already.
+func (c *Config) taken(ctx context.Context, err error) error {
+	short, cancel := context.WithTimeout(ctx, handshakeTime)
+	defer cancel()
+	var told *protocol.Failed
+	if _, _, e := c.join(short, c.Master); errors.As(e, &told) {
+		return told
+	}
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return fmt.Errorf("rank 0: the port of %s, where agents meet, is taken: choose another WEFT_PORT, on all hosts: %w", c.Master, err)
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return fmt.Errorf("rank 0: %s, where agents meet, is not an address of the host of rank 0: set MASTER_ADDR to one that is: %w", c.Master, err)
+	}
+	return fmt.Errorf("rank 0: listening at %s, where agents meet: %w", c.Master, err)
+}
+
+// join takes part as a member, of the server at an address.
+func (c *Config) join(ctx context.Context, address string) (e transport.Endpoint, l collective.Layout, err error) {
+	conn, err := c.dial(ctx, address)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer conn.Close()
+	told := false // by the server how it ends
+	defer func() {
+		if err != nil && !told {
+			part(conn, err)
+		}
+	}()
+	stop := context.AfterFunc(ctx, func() { conn.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	in := protocol.NewReader(conn)
+	next := func(kind protocol.Kind) (protocol.Message, error) {
+		m, err := in.Next()
+		switch {
+		case ctx.Err() != nil:
+			return m, context.Cause(ctx)
+		case err != nil:
+			return m, fmt.Errorf("rank 0 is lost: its connection ended (%w), before all hosts were connected", err)
+		case m.Kind == protocol.KindGoodbye:
+			told = true
+			return m, &Ended{m.Index}
+		case m.Kind == protocol.KindFailed:
+			told = true
+			f := new(protocol.Failed)
+			return m, cmp.Or[error](m.Decode(f), f)
+		case m.Kind != kind:
+			return m, fmt.Errorf("rank 0 says %v, while rank %d waits for %v", m.Kind, c.First, kind)
+		}
+		return m, nil
+	}
+
+	peers, err := c.listen(ctx, conn)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer peers.Close()
+	member := c.Member
+	member.Address = peers.Addr().String()
+	if err := say(conn, protocol.KindHello, &member); err != nil {
+		return nil, nil, err
+	}
+	m, err := next(protocol.KindWelcome)
+	if err != nil {
+		return nil, nil, err
+	}
+	var w welcome
+	if err := m.Decode(&w); err != nil {
+		return nil, nil, err
+	}
+
+	// While it connects, another may fail to.
+	connecting, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := next(protocol.KindDone)
+		if err != nil {
+			cancel(err)
+		}
+		ended <- err
+	}()
+	e, err = w.connect(connecting, c, peers)
+	if err == nil {
+		err = say(conn, protocol.KindReady, nil)
+	}
+	if err != nil {
+		if cause := context.Cause(connecting); cause != nil {
+			err = cause
+		}
+		conn.SetReadDeadline(time.Unix(1, 0))
+		<-ended
+	} else {
+		err = <-ended
+	}
+	if err != nil {
+		if e != nil {
+			e.Close()
+		}
+		return nil, nil, err
+	}
+	return e, w.Hosts.layout(), nil
+}
+
+// connect connects the hosts, who are all there.
+func (w *welcome) connect(ctx context.Context, c *Config, l *transport.Listener) (transport.Endpoint, error) {
+	o := transport.TCPOptions{Rank: -1, Epoch: w.Epoch, Secret: c.Secret}
+	for host, m := range w.Hosts {
+		o.Addrs = append(o.Addrs, m.Address)
+		if m.First == c.First {
+			o.Rank = host
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, connectTime)
+	defer cancel()
+	e, err := l.Connect(ctx, o)
+	var failed *transport.Error
+	if errors.As(err, &failed) && failed.Peer >= 0 && failed.Peer < len(w.Hosts) {
+		other := &w.Hosts[failed.Peer]
+		err = fmt.Errorf("rank %d and rank %d (%s) cannot connect: %w", c.First, other.First, other.Address, failed.Err)
+	}
+	return e, err
+}
+
+// listen opens a port for this host's peers, at the address that leads to rank 0
+// or that the user has chosen.
+func (c *Config) listen(ctx context.Context, conn net.Conn) (*transport.Listener, error) {
+	have, err := transport.Interfaces()
+	if err != nil {
+		return nil, err
+	}
+	remote := !address(conn.RemoteAddr()).IsLoopback()
+	local, err := transport.ChooseLocal(have, c.Interfaces, address(conn.LocalAddr()), remote)
+	if err != nil {
+		return nil, fmt.Errorf("rank %d: %w", c.First, err)
+	}
+	l, err := transport.Listen(ctx, netip.AddrPortFrom(local[0].Addr, 0).String())
+	if err != nil {
+		return nil, fmt.Errorf("rank %d: interface %s: %w", c.First, local[0].Interface, err)
+	}
+	return l, nil
+}
+
+func address(a net.Addr) netip.Addr { return a.(*net.TCPAddr).AddrPort().Addr().Unmap() }
+
+// dial connects to the agent of rank 0, which may come late.
+func (c *Config) dial(ctx context.Context, address string) (net.Conn, error) {
+	if c.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, c.Timeout, errLate)
+		defer cancel()
+	}
+	start, hopeless, warned := time.Now(), time.Time{}, false
+	var last error
+	for wait := 5 * time.Millisecond; ; wait = min(2*wait, 500*time.Millisecond) {
+		conn, err := c.try(ctx, address)
+		if err == nil {
+			return conn, nil
+		}
+		if ctx.Err() != nil {
+			if cause := context.Cause(ctx); cause != errLate {
+				return nil, cause
+			}
+			return nil, fmt.Errorf("rank 0 has not come to %s within %v: %w", address, c.Timeout, cmp.Or(last, err))
+		}
+		last = err
+		hope := promising(err)
+		if hope {
+			hopeless = time.Time{}
+		} else if hopeless.IsZero() {
+			hopeless = time.Now()
+		}
+		if final(err) || !hope && time.Since(hopeless) >= c.Hopeless {
+			return nil, fmt.Errorf("rank %d cannot meet rank 0 at %s (MASTER_ADDR, WEFT_PORT): %w", c.First, address, err)
+		}
+		if !warned && time.Since(start) >= patience {
+			warned = true
+			c.warn("rank %d waits for rank 0 at %s: %v", c.First, address, err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+	}
+}
+
+var errLate = errors.New("time is up")
+
+func (c *Config) warn(format string, args ...any) {
+	if c.Warn != nil {
+		c.Warn(fmt.Sprintf(format, args...))
+	}
+}
+
+func (c *Config) try(ctx context.Context, address string) (net.Conn, error) {
+	d := net.Dialer{Timeout: handshakeTime, KeepAliveConfig: keepAlive}
+	conn, err := d.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	conn.SetDeadline(time.Now().Add(handshakeTime))
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	err = transport.Introduce(conn, c.Secret, c.First)
+	if !stop() || err != nil {
+		conn.Close()
+		return nil, cmp.Or(err, context.Cause(ctx))
+	}
+	conn.SetDeadline(time.Time{})
+	return conn, nil
+}
+
+// final tells of an error that no other try can mend.
+func final(err error) bool {
+	r, ok := errors.AsType[*transport.Refusal](err)
+	return ok && r.Why == transport.WrongSecret
+}
+
+// promising tells of an error that may well pass when rank 0 comes.
+func promising(err error) bool {
+	if errors.As(err, new(*net.DNSError)) || errors.As(err, new(*transport.Refusal)) {
+		return false
+	}
+	var system syscall.Errno
+	return !errors.As(err, &system) || slices.Contains(passing, system)
+}
+
+var passing = []syscall.Errno{syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EPIPE, syscall.ETIMEDOUT}
+
+// keepAlive finds a host that is silent within 8 seconds.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 4 * time.Second, Interval: time.Second, Count: 4}
+
+// part tells the other side why this one leaves, and waits until it has read it.
+func part(conn net.Conn, err error) {
+	var f *protocol.Failed
+	switch {
+	case errors.Is(err, context.Canceled):
+		say(conn, protocol.KindGoodbye, nil)
+	case errors.As(err, &f):
+		say(conn, protocol.KindFailed, f)
+	default:
+		say(conn, protocol.KindFailed, &protocol.Failed{Message: err.Error()})
+	}
+	conn.(*net.TCPConn).CloseWrite()
+	drain(conn)
+}
+
+// drain reads until the other side ends, so that nothing that was written is lost.
+func drain(conn net.Conn) {
+	conn.SetReadDeadline(time.Now().Add(partingTime))
+	for in := protocol.NewReader(conn); ; {
+		if _, err := in.Next(); err != nil {
+			return
+		}
+	}
+}
+
+func say(conn net.Conn, kind protocol.Kind, what any) error {
+	m := protocol.Message{Kind: kind}
+	if what != nil {
+		var err error
+		if m, err = m.With(what); err != nil {
+			return err
+		}
+	}
+	return write(conn, m)
+}
+
+func write(conn net.Conn, m protocol.Message) error {
+	conn.SetWriteDeadline(time.Now().Add(partingTime))
+	_, err := conn.Write(m.Append(nil))
+	return err
+}

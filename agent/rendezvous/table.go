@@ -1,0 +1,90 @@
+package rendezvous
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"weft/collective"
+)
+
+// Member is what an agent says of its host.
+type Member struct {
+	Weft    string `json:"weft"`  // its version
+	World   int    `json:"world"` // workers on all hosts
+	First   int    `json:"first"` // its workers' ranks follow each other
+	Workers int    `json:"workers"`
+	Address string `json:"address"` // where it takes its peers' connections, host:port
+}
+
+// ranks names the member's workers.
+func (m *Member) ranks() string {
+	if m.Workers == 1 {
+		return fmt.Sprint("rank ", m.First)
+	}
+	return fmt.Sprintf("ranks %d to %d", m.First, m.First+m.Workers-1)
+}
+
+// table is the members that have come, by their first ranks.
+type table []Member
+
+// add refuses a member that cannot be of one job with those that are there.
+func (t *table) add(m Member) error {
+	if m.World < 1 || m.First < 0 || m.Workers < 1 || m.First > m.World-m.Workers {
+		return fmt.Errorf("%s of %d workers: RANK, LOCAL_RANK, LOCAL_WORLD_SIZE or WORLD_SIZE is wrong there", m.ranks(), m.World)
+	}
+	for _, x := range *t {
+		a, b := &x, &m
+		if b.First < a.First {
+			a, b = b, a
+		}
+		switch {
+		case a.Weft != b.Weft:
+			return fmt.Errorf("weft is %s on rank %d, %s on rank %d: install the same on all hosts", a.Weft, a.First, b.Weft, b.First)
+		case a.World != b.World:
+			return fmt.Errorf("rank %d counts %d workers (WORLD_SIZE), rank %d counts %d", a.First, a.World, b.First, b.World)
+		case b.First < a.First+a.Workers:
+			return fmt.Errorf("rank %d is on two hosts: one has %s (%s), one %s (%s); ranks must be numbered host by host (Slurm: --distribution=block), and each host's number given once",
+				b.First, a.ranks(), a.Address, b.ranks(), b.Address)
+		}
+	}
+	at, _ := slices.BinarySearchFunc(*t, m.First, func(x Member, first int) int { return cmp.Compare(x.First, first) })
+	*t = slices.Insert(*t, at, m)
+	return nil
+}
+
+// has reports whether the host of a rank has come.
+func (t table) has(rank int) bool {
+	return slices.ContainsFunc(t, func(m Member) bool { return m.First <= rank && rank < m.First+m.Workers })
+}
+
+// missing names the ranks of a world that have not come; "": all have.
+func (t table) missing(world int) string {
+	var out []string
+	next := 0
+	gap := func(until int) {
+		switch until - next {
+		case 0:
+		case 1:
+			out = append(out, strconv.Itoa(next))
+		default:
+			out = append(out, fmt.Sprintf("%d to %d", next, until-1))
+		}
+	}
+	for _, m := range t {
+		gap(m.First)
+		next = m.First + m.Workers
+	}
+	gap(world)
+	return strings.Join(out, ", ")
+}
+
+// layout is how many workers each host has, of a table that is complete.
+func (t table) layout() (l collective.Layout) {
+	for _, m := range t {
+		l = append(l, m.Workers)
+	}
+	return l
+}
