@@ -38,6 +38,9 @@ class Trainer:
     def no_sync(self) -> ContextManager[Any]:
         raise NotImplementedError
 
+    def join(self) -> ContextManager[Any]:
+        raise NotImplementedError
+
     def record(self, **more: Any) -> None:
         """Keeps weights, gradients, and whatever is given, as they are now. Buffers are rank 0's in DDP."""
         r = {"weight " + n: p.detach().clone() for n, p in self.model.named_parameters()}
@@ -62,6 +65,11 @@ class Weft(Trainer):
 
         return weft.no_sync()
 
+    def join(self) -> ContextManager[Any]:
+        import weft.torch as weft
+
+        return weft.join()
+
 
 class DDP(Trainer):
     def wrap(self, model: nn.Module, optimizer: Any, unused: bool = False) -> Tuple[nn.Module, Any]:
@@ -75,6 +83,11 @@ class DDP(Trainer):
 
     def no_sync(self) -> ContextManager[Any]:
         return self.ddp.no_sync()
+
+    def join(self) -> ContextManager[Any]:
+        from torch.distributed.algorithms.join import Join
+
+        return Join([self.ddp])
 
 
 def mlp() -> nn.Sequential:
@@ -113,10 +126,36 @@ def momentum_in_groups(t: Trainer) -> None:
     train(t, model, torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=0.01))
 
 
-@case
-def adamw(t: Trainer) -> None:
-    model = mlp()
-    train(t, model, torch.optim.AdamW(model.parameters(), lr=0.01))
+def optimizer_case(name: str) -> Callable[["Trainer"], None]:
+    """Trains with an optimizer of torch.optim at its default settings."""
+
+    def f(t: Trainer) -> None:
+        model = mlp()
+        wrapped, optimizer = t.wrap(model, getattr(torch.optim, name)(model.parameters(), lr=0.01))
+        for x, y in batches():
+
+            def closure() -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = loss_of(wrapped(x), y)
+                loss.backward()
+                return loss
+
+            if name == "LBFGS":  # several passes a step
+                optimizer.step(closure)
+            else:
+                closure()
+                optimizer.step()
+            t.record()
+
+    f.__name__ = f"optimizer_{name.lower()}"
+    return f
+
+
+# Those for sparse gradients, or for matrices only, and their base.
+NOT_HERE = {"Optimizer", "SparseAdam", "Muon"}
+for name, value in sorted(vars(torch.optim).items()):
+    if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and name not in NOT_HERE:
+        case(optimizer_case(name))
 
 
 @case
@@ -163,6 +202,21 @@ def accumulation_reduced_each_pass(t: Trainer) -> None:
 
 
 @case
+def uneven(t: Trainer) -> None:
+    """Two epochs; rank 0 has two batches more than rank 1 in the first, and none in the second."""
+    model = mlp()
+    wrapped, optimizer = t.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for n in [(4, 2), (0, 3)]:
+        with t.join():
+            for x, y in batches(n[RANK % 2]):
+                optimizer.zero_grad()
+                loss_of(wrapped(x), y).backward()
+                optimizer.step()
+                t.record()
+        t.record()
+
+
+@case
 def clipped(t: Trainer) -> None:
     for set_to_none in (True, False):
         model = mlp()
@@ -194,6 +248,17 @@ def frozen_in_training(t: Trainer) -> None:
         loss_of(wrapped(x), y).backward()
         optimizer.step()
         t.record()
+
+
+@case
+def unfrozen(t: Trainer) -> None:
+    """Frozen at first; wrapped again when it no longer is."""
+    model = mlp()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train(t, model, optimizer)
+    model[0].requires_grad_(True)
+    train(t, model, optimizer)
 
 
 class Twice(nn.Module):

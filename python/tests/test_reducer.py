@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import unittest
-from typing import Any, Callable, List
+from typing import Any, Callable, List, Sequence
 
 import torch
 from torch import nn
@@ -26,9 +26,27 @@ def model() -> nn.Sequential:
     return m
 
 
-def wrap(session: Any, m: nn.Module, bucket_bytes: int = 1 << 20) -> nn.Module:
-    session.wrap(m, bucket_bytes, bucket_bytes)
+def wrap(session: Any, m: nn.Module, bucket_bytes: int = 1 << 20, optimizer: Any = None) -> nn.Module:
+    session.wrap(m, optimizer or torch.optim.SGD(m.parameters(), lr=0.1), bucket_bytes, bucket_bytes)
     return m
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def loss(m: nn.Module, rank: int, step: int) -> torch.Tensor:
+    g = torch.Generator().manual_seed(10 * step + rank)
+    return m(torch.randn(5, 4, generator=g)).pow(2).mean()
+
+
+def reference_step(m: nn.Module, optimizer: Any, step: int, trained: Sequence[int], world: int) -> None:
+    """What a step of workers comes to, in one process: gradients of those that trained added in rank order."""
+    gradients = [torch.autograd.grad(loss(m, rank, step), list(m.parameters())) for rank in trained]
+    for p, of_ranks in zip(m.parameters(), zip(*gradients)):
+        p.grad = sum(of_ranks[1:], of_ranks[0]) / world
+    optimizer.step()
 
 
 class Reducer(unittest.TestCase):
@@ -38,6 +56,11 @@ class Reducer(unittest.TestCase):
             if isinstance(r, Exception):
                 raise r
         return results
+
+    def same_parameters(self, got: List[nn.Module], want: nn.Module, what: str) -> None:
+        for m in got:
+            for g, w in zip(m.parameters(), want.parameters()):
+                self.assertTrue(torch.equal(g, w), f"{what}: got {g}, want {w}")
 
     def refused(self, world: int, work: Callable[[Any], Any], message: str) -> None:
         for r in ranks(world, work):
@@ -59,24 +82,6 @@ class Reducer(unittest.TestCase):
     def test_one_process(self) -> None:
         """Three and four ranks train as one process does that adds their gradients in rank order, to the bit."""
 
-        def network():
-            torch.manual_seed(0)
-            return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-
-        def loss(m, rank, step):
-            g = torch.Generator().manual_seed(10 * step + rank)
-            return m(torch.randn(5, 4, generator=g)).pow(2).mean()
-
-        def reference(world):
-            m = network()
-            optimizer = torch.optim.AdamW(m.parameters(), lr=0.05)
-            for step in range(5):
-                gradients = [torch.autograd.grad(loss(m, rank, step), list(m.parameters())) for rank in range(world)]
-                for p, of_ranks in zip(m.parameters(), zip(*gradients)):
-                    p.grad = sum(of_ranks[1:], of_ranks[0]) / world
-                optimizer.step()
-            return m
-
         for world in 3, 4:
             networks = [network() for _ in range(world)]  # made here: the seed is one for all threads
 
@@ -89,10 +94,127 @@ class Reducer(unittest.TestCase):
                     optimizer.step()
                 return m
 
-            want = reference(world)
-            for got in self.results(world, work):
-                for g, w in zip(got.parameters(), want.parameters()):
-                    self.assertTrue(torch.equal(g, w), f"{world} ranks: got {g}, want {w}")
+            want = network()
+            optimizer = torch.optim.AdamW(want.parameters(), lr=0.05)
+            for step in range(5):
+                reference_step(want, optimizer, step, range(world), world)
+            self.same_parameters(self.results(world, work), want, f"{world} ranks")
+
+    def test_resumed(self) -> None:
+        """Two ranks leave off, three go on from what one of them saved."""
+        want = network()
+        optimizer = torch.optim.AdamW(want.parameters(), lr=0.05)
+        state: Any = None
+        for world, steps in (2, range(3)), (3, range(3, 6)):
+            networks = [network() for _ in range(world)]
+
+            def work(session):
+                m = networks[session.client.rank]
+                optimizer = torch.optim.AdamW(m.parameters(), lr=0.05)
+                if state and session.client.rank == 0:  # wrap gives the model to all, but not the optimizer's state
+                    m.load_state_dict(state[0])
+                if state:
+                    optimizer.load_state_dict(state[1])
+                wrap(session, m, 64, optimizer)
+                for step in steps:
+                    optimizer.zero_grad()
+                    loss(m, session.client.rank, step).backward()
+                    optimizer.step()
+                return m, copy.deepcopy((m.state_dict(), optimizer.state_dict()))
+
+            results = self.results(world, work)
+            state = results[-1][1]
+            for step in steps:
+                reference_step(want, optimizer, step, range(world), world)
+            self.same_parameters([m for m, _ in results], want, f"{world} ranks")
+
+    def test_join(self) -> None:
+        """Of three ranks, rank 1 has one batch an epoch, rank 0 three, rank 2 four: all end with the same, momentum too."""
+        batches = (3, 1, 4)
+        networks = [network() for _ in batches]
+
+        def work(session):
+            rank, m = session.client.rank, networks[session.client.rank]
+            optimizer = torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9)
+            wrap(session, m, 64, optimizer)
+            for epoch in 0, 1:
+                for step in range(batches[rank]):
+                    optimizer.zero_grad()
+                    loss(m, rank, 10 * epoch + step).backward()
+                    optimizer.step()
+                session.reducer.join()
+            return m, optimizer
+
+        want = network()
+        optimizer = torch.optim.SGD(want.parameters(), lr=0.1, momentum=0.9)
+        for epoch in 0, 1:
+            for step in range(max(batches)):
+                trained = [rank for rank, n in enumerate(batches) if step < n]
+                reference_step(want, optimizer, 10 * epoch + step, trained, 3)
+        results = self.results(3, work)
+        self.same_parameters([m for m, _ in results], want, "join")
+        momenta = list(optimizer.state.values())
+        for _, got in results:
+            for g, w in zip(got.state.values(), momenta):
+                self.assertTrue(torch.equal(g["momentum_buffer"], w["momentum_buffer"]))
+
+    def test_join_unused(self) -> None:
+        """What rank 0, which has left, used before counts no longer; buffers are those of rank 1, which trains."""
+
+        def work(session):
+            m = wrap(session, nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2), nn.Linear(2, 2)), 1)
+            m(BATCH).sum().backward()
+            m.zero_grad(set_to_none=True)
+            if session.client.rank == 1:
+                m[1](m[0](BATCH + 10)).sum().backward()
+                self.assertIsNone(m[2].weight.grad)
+                self.assertTrue(torch.equal(m[1].bias.grad, torch.full((2,), 1.5)), m[1].bias.grad)
+            session.reducer.join()
+            return m[0].running_mean
+
+        once = 0.1 * BATCH.mean(0)  # BatchNorm's momentum
+        for got in self.results(2, work):
+            self.assertTrue(torch.allclose(got, 0.9 * once + 0.1 * (BATCH.mean(0) + 10)), got)
+
+    def test_step_without_gradients(self) -> None:
+        """Rank 1's loss does not reach the model, which would leave rank 0 waiting."""
+
+        def work(session):
+            m = model()
+            optimizer = torch.optim.SGD(m.parameters(), lr=0.1)
+            wrap(session, m, 1, optimizer)
+            scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)  # it replaces optimizer.step
+            for step in range(3):
+                optimizer.zero_grad()
+                out = m(BATCH.clone().requires_grad_())
+                if (session.client.rank, step) == (1, 2):
+                    out = out.detach().requires_grad_()
+                out.sum().backward()
+                optimizer.step()
+                scheduler.step()
+
+        self.refused(2, work, r"rank 1: optimizer\.step\(\) without gradients|rank 1 ended without goodbye")
+
+    def test_steps_that_wait_for_nobody(self) -> None:
+        """Steps without a backward pass that are harmless: before any, after no_sync, with gradients of one's own."""
+
+        def work(session):
+            m = model()
+            optimizer = torch.optim.SGD(m.parameters(), lr=0.1)
+            wrap(session, m, 1, optimizer)
+            optimizer.step()
+            session.reducer.paused = True
+            m(BATCH).sum().backward()
+            optimizer.step()
+            session.reducer.paused = False
+            m(BATCH).sum().backward()
+            optimizer.step()
+            optimizer.step()
+            for p, g in zip(m.parameters(), torch.autograd.grad(m(BATCH).sum(), list(m.parameters()))):
+                p.grad = g
+            optimizer.step()
+
+        self.results(2, work)
 
     def test_gradients_are_the_users_own(self) -> None:
         """Writing into a gradient changes neither region, and one step's averages do not change the last one's."""
@@ -271,6 +393,20 @@ class Reducer(unittest.TestCase):
 
     def test_models_differ(self) -> None:
         self.refused(2, lambda session: wrap(session, nn.Linear(2, 3 + session.client.rank)), "weight")
+
+    def test_wrapped_again(self) -> None:
+        """The same model, and one that holds it."""
+
+        def work(session):
+            m = wrap(session, model())
+            for again in m, nn.Sequential(m, nn.Linear(2, 2)):
+                wrap(session, again)
+                again.zero_grad(set_to_none=True)
+                again(BATCH * (session.client.rank + 1)).sum().backward()
+            return m[0].weight.grad
+
+        a, b = self.results(2, work)
+        self.assertTrue(torch.equal(a, b))
 
     def test_another_model(self) -> None:
         def work(session):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Iterable, Iterator, List, Tuple
+import io
+from typing import Any, Iterable, Iterator, List, Tuple
 
 import torch
 
@@ -56,6 +57,19 @@ class Calls:
             if self._client.rank != root:
                 for g, piece in zip(got, pieces):
                     piece.copy_(g)
+
+    def broadcast_object(self, value: Any, root: int) -> Any:
+        """Returns rank root's value, of anything that torch.save can write."""
+        file = io.BytesIO()
+        if self._client.rank == root:
+            torch.save(value, file)
+        size = torch.tensor(file.tell())
+        self.broadcast([size], root)
+        data = torch.empty(int(size), dtype=torch.uint8)
+        if self._client.rank == root:
+            data.copy_(torch.frombuffer(file.getbuffer(), dtype=torch.uint8))
+        self.broadcast([data], root)
+        return torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=False)  # from a worker that has our secret
 
     def _views(self, pieces: List[torch.Tensor]) -> Tuple[List[torch.Tensor], List[torch.Tensor]]:
         at = [self._layout.call_offset + offset for offset in _offsets(pieces)]

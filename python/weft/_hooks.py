@@ -1,7 +1,9 @@
-"""Hooks into autograd: on the gradients of parameters, and on a model's forward pass."""
+"""Hooks into autograd: on the gradients of parameters, on a model's forward pass, on an optimizer's step."""
 
 from __future__ import annotations
 
+import functools
+import types
 from typing import Any, Callable, Iterator, Optional
 
 import torch
@@ -58,6 +60,40 @@ class ForwardHook:
 
     def __reduce__(self) -> Any:
         return ForwardHook, ()
+
+
+if hasattr(torch.optim.Optimizer, "register_step_pre_hook"):  # torch 2.0
+
+    class StepHook:
+        """Calls a function before each step of an optimizer."""
+
+        def __init__(self, optimizer: torch.optim.Optimizer, function: Callable[[], None]) -> None:
+            self._handle = optimizer.register_step_pre_hook(lambda *_: function())
+
+        def remove(self) -> None:
+            self._handle.remove()
+
+else:
+
+    class StepHook:  # type: ignore[no-redef]
+        """Calls a function before each step of an optimizer."""
+
+        def __init__(self, optimizer: torch.optim.Optimizer, function: Callable[[], None]) -> None:
+            self._function: Optional[Callable[[], None]] = function
+            # A scheduler replaces this attribute of the object too, be it before us or after: each calls what it found, and a
+            # scheduler needs it to be a method.
+            step = optimizer.step
+
+            @functools.wraps(step)
+            def hooked(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+                if self._function is not None:
+                    self._function()
+                return step(*args, **kwargs)
+
+            optimizer.step = types.MethodType(hooked, optimizer)  # type: ignore[method-assign]
+
+        def remove(self) -> None:
+            self._function = None
 
 
 def at_end_of_backward(function: Callable[[], None]) -> None:

@@ -9,12 +9,13 @@ import torch
 
 from ._calls import Calls
 from ._client import Client, Layout, Tensor, WeftError
-from ._hooks import ForwardHook, GradientHook, at_end_of_backward, tensors_in
+from ._hooks import ForwardHook, GradientHook, StepHook, at_end_of_backward, tensors_in
 from ._memory import dtype_name, view
 
-# The name of the tensor that says which parameters a worker used: one element a parameter, 1 or 0. It is the first, so that
-# it travels in the last bucket. Optimizers treat a gradient of None and one of zeros differently: a parameter that no worker
-# used keeps the gradient that it has.
+# The name of the tensor that says which parameters a worker used, an element a parameter, and which workers trained, an
+# element a worker: 1 or 0. It is the first, so that it travels in the last bucket. Optimizers treat a gradient of None and one
+# of zeros differently: a parameter that no worker used keeps the gradient that it has. A worker that has no more batches than
+# others takes part in their passes without training (join).
 USED = "weft.used"
 
 
@@ -29,9 +30,10 @@ class Reducer:
     parameter.grad never shares memory with a region: clip_grad_norm_ and zero_grad(set_to_none=False) write into it.
     """
 
-    def __init__(self, client: Client, model: torch.nn.Module) -> None:
+    def __init__(self, client: Client, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._client = client
         self._model = model
+        self._optimizer = optimizer
         self._places = _Places(model)
         self.parameters = self._places.trained()
         if not self.parameters:
@@ -40,13 +42,16 @@ class Reducer:
         self.paused = False  # within no_sync
         self._iteration = 0
         self._added = [False] * len(self.parameters)  # within no_sync, since the last pass
+        self._trained = list(range(client.world))  # the workers that trained in the last pass in which one did
+        self._expected = False  # a forward pass has run since the last step
+        self._reduced = False  # and so has a pass
         self._pass: Callable[[], Any] = lambda: None  # weak: what the engine will call at the end of the pass that runs
 
     def tensors(self) -> List[Tensor]:
         """What is reduced every iteration, for the agent: USED, then the parameters, in the model's order."""
         tensors = [Tensor(n, p.numel(), dtype_name(p.dtype, f"wrap: parameter {n}")) for n, p in self.parameters]
         # The first parameter's type, so that it may share that one's bucket.
-        return [Tensor(USED, len(tensors), tensors[0].dtype), *tensors]
+        return [Tensor(USED, len(tensors) + self._client.world, tensors[0].dtype), *tensors]
 
     def start(self, layout: Layout, calls: Calls) -> None:
         """Takes the places that the agent gave to tensors(), and hooks into the model."""
@@ -54,7 +59,8 @@ class Reducer:
         self._layout = layout
         regions = (layout.input, layout.output)
         self._used_in, self._used_out = (
-            view(r, self.parameters[0][1].dtype, layout.offsets[0], [len(self.parameters)]) for r in regions
+            view(r, self.parameters[0][1].dtype, layout.offsets[0], [len(self.parameters) + self._client.world])
+            for r in regions
         )
         self._in, self._out = (
             [view(r, p.dtype, at, p.shape) for (_, p), at in zip(self.parameters, layout.offsets[1:])] for r in regions
@@ -65,7 +71,16 @@ class Reducer:
         self._handles = [
             self._model.register_forward_pre_hook(ForwardHook(lambda *_: self._before_forward())),
             self._model.register_forward_hook(ForwardHook(lambda model, inputs, output: self._after_forward(output))),
+            StepHook(self._optimizer, self._before_step),
         ]
+
+    def end(self, successor: "Reducer") -> None:
+        """Leaves the parameters of another reducer to it. A backward pass that reaches others raises from now on."""
+        self.ended = "this model's gradients are no longer averaged: weft.wrap was called for another one"
+        theirs = {p for _, p in successor.parameters}
+        for (_, p), hook in zip(self.parameters, self._hooks):
+            if p in theirs:
+                hook.remove()
 
     def remove(self) -> None:
         """Leaves the model as it was."""
@@ -85,9 +100,21 @@ class Reducer:
         # with the segment. So the pass begins at the output, which is reached before any segment.
         if not torch.is_grad_enabled() or self.ended is not None:
             return
+        self._expected = True
         for t in tensors_in(output):
             if t.grad_fn is not None:
                 t.register_hook(lambda _: self._begin())
+
+    def _before_step(self) -> None:
+        """Raises WeftError for a step that no pass came before: the other workers wait for that pass."""
+        wanting = self._expected and not self._reduced and not any(self._added) and self.ended is None
+        self._expected = self._reduced = False
+        if wanting and not any(p.grad is not None and bool(p.grad.any()) for _, p in self.parameters):
+            raise WeftError(
+                f"rank {self._client.rank}: optimizer.step() without gradients: no backward pass has reached a parameter of the"
+                " model since the last step, and other workers may be waiting for it; a worker whose loss does not depend on the"
+                " model adds to it 0 times the sum of the model's output"
+            )
 
     def _begin(self) -> None:
         """Has the engine call _end at the end of the backward pass that runs, unless it will already."""
@@ -95,13 +122,7 @@ class Reducer:
             raise WeftError(self.ended)
         if self.paused or self._pass() is not None:
             return
-        # The engine drops the last pass's function, uncalled, when that pass ends by an exception.
-        if 0 in self._missing:
-            raise WeftError(
-                f"rank {self._client.rank}: the last backward pass ended by an exception when the other workers already had"
-                " some of its gradients; training cannot go on"
-            )
-        self._reset()
+        self._open()
 
         def end() -> None:
             self._pass = lambda: None
@@ -109,6 +130,15 @@ class Reducer:
 
         self._pass = weakref.ref(end)
         at_end_of_backward(end)
+
+    def _open(self) -> None:
+        # The engine drops the last pass's function, uncalled, when that pass ends by an exception.
+        if 0 in self._missing:
+            raise WeftError(
+                f"rank {self._client.rank}: the last backward pass ended by an exception when the other workers already had"
+                " some of its gradients; training cannot go on"
+            )
+        self._reset()
 
     @torch.no_grad()
     def _gradient(self, k: int) -> None:
@@ -156,7 +186,8 @@ class Reducer:
                 else:
                     self._copy(k)  # added within no_sync, or in an earlier pass
                 self._fill(k + 1)
-        self._used_in.copy_(torch.tensor(used, dtype=self._used_in.dtype))
+        trains = [rank == self._client.rank for rank in range(self._client.world)]
+        self._used_in.copy_(torch.tensor(used + trains, dtype=self._used_in.dtype))
         self._fill(0)
 
         rest = []
@@ -171,12 +202,45 @@ class Reducer:
         for k in rest:
             if used_by_some[k] != 0:
                 self._take(k)
-        self._iteration += 1
         self._added = [False] * len(self.parameters)
+        self._reduced = True
+        self._close()
+
+    def _close(self) -> bool:
+        """Ends an iteration; returns whether a worker trained in it."""
+        self._iteration += 1
         self._reset()
-        # DDP broadcasts before the next forward pass, which finds the same values. Here, a worker that evaluates alone needs
-        # no other, and all evaluate with the same statistics.
-        self._calls.broadcast(self._places.buffers(), root=0)
+        trained = [rank for rank, t in enumerate(self._used_out[len(self.parameters) :].tolist()) if t != 0]
+        if trained:
+            self._trained = trained
+            # DDP broadcasts before the next forward pass, which finds the same values. Here, a worker that evaluates alone
+            # needs no other, and all evaluate with the same statistics.
+            self._calls.broadcast(self._places.buffers(), root=trained[0])
+        return bool(trained)
+
+    @torch.no_grad()
+    def join(self) -> None:
+        """Takes part, with zeros, in the passes of workers that have more batches, until none has.
+
+        The model and the optimizer's state are then those of a worker that trained last.
+        """
+        self._open()
+        for zeros in self._used_in, *self._in:
+            zeros.zero_()
+        trains = True
+        while trains:
+            for tensor in range(1 + len(self.parameters)):
+                self._fill(tensor)
+            for _ in self._layout.buckets:
+                self._client.done(self._iteration)
+            trains = self._close()
+        if len(self._trained) < self._client.world:
+            root = self._trained[0]
+            self._calls.broadcast([*self._model.parameters(), *self._model.buffers()], root)
+            state = self._calls.broadcast_object(self._optimizer.state_dict()["state"], root)
+            if self._client.rank != root:
+                self._optimizer.load_state_dict(dict(self._optimizer.state_dict(), state=state))
+            self._trained = list(range(self._client.world))
 
     def _take(self, k: int) -> None:
         p = self.parameters[k][1]

@@ -34,14 +34,14 @@ class Session:
             self._calls = Calls(self.client, self.client.hello([], BUCKET_BYTES, FIRST_BUCKET_BYTES, torch.__version__))
         return self._calls
 
-    def wrap(self, model: torch.nn.Module, bucket_bytes: int, first_bucket_bytes: int) -> None:
+    def wrap(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, bucket_bytes: int, first_bucket_bytes: int) -> None:
         """Makes model the one whose gradients are averaged, with the parameters and buffers of rank 0."""
-        reducer = Reducer(self.client, model)
+        reducer = Reducer(self.client, model, optimizer)
         layout = self.client.hello(reducer.tensors(), bucket_bytes, first_bucket_bytes, torch.__version__)
         self._calls = Calls(self.client, layout)
         self._calls.broadcast([*model.parameters(), *model.buffers()], root=0)
         if self.reducer is not None:
-            self.reducer.ended = "this model's gradients are no longer averaged: weft.wrap was called for another one"
+            self.reducer.end(reducer)
         self.reducer = reducer
         reducer.start(layout, self._calls)
 

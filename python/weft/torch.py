@@ -21,10 +21,12 @@ from typing import Iterator, Optional, Tuple, TypeVar
 import torch
 
 from ._client import WeftError
+from ._reducer import Reducer
 from ._session import BUCKET_BYTES, FIRST_BUCKET_BYTES, Session
 
 __all__ = [
-    "WeftError", "all_reduce", "barrier", "broadcast", "init", "no_sync", "rank", "shutdown", "world_size", "wrap",
+    "WeftError", "all_reduce", "barrier", "broadcast", "init", "join", "no_sync", "rank", "shutdown", "world_size",
+    "wrap",
 ]  # fmt: skip
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -71,7 +73,7 @@ def wrap(
                     f"wrap: parameter {i} (shape {tuple(p.shape)}) of the optimizer's group {g} is not one of the model's:"
                     " its gradient would not be averaged"
                 )
-    session.wrap(model, bucket_bytes, first_bucket_bytes)
+    session.wrap(model, optimizer, bucket_bytes, first_bucket_bytes)
     return model, optimizer
 
 
@@ -81,14 +83,26 @@ def no_sync() -> Iterator[None]:
 
     Every worker accumulates over the same number of passes.
     """
-    reducer = _open().reducer
-    if reducer is None:
-        raise WeftError("no_sync: no model is wrapped")
+    reducer = _reducer("no_sync")
     before, reducer.paused = reducer.paused, True
     try:
         yield
     finally:
         reducer.paused = before
+
+
+@contextlib.contextmanager
+def join() -> Iterator[None]:
+    """Within it, workers may have different numbers of batches.
+
+    One that leaves it takes part in the backward passes of the others, with gradients of zero, until all have left. Averages
+    are still over all workers. Then every worker has the model and the optimizer's state of one that trained last.
+
+    Every worker enters it, and makes no other calls (all_reduce, ...) within.
+    """
+    reducer = _reducer("join")
+    yield
+    reducer.join()
 
 
 def all_reduce(tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
@@ -136,6 +150,13 @@ def _open() -> Session:
     if _session is None:
         raise WeftError("weft.init() has not been called")
     return _session
+
+
+def _reducer(of: str) -> Reducer:
+    reducer = _open().reducer
+    if reducer is None:
+        raise WeftError(f"{of}: no model is wrapped")
+    return reducer
 
 
 def _at_exit() -> None:
