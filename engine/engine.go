@@ -10,6 +10,7 @@ package engine
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -24,6 +25,11 @@ type Config struct {
 	Job  *job.Job // whose tensors the plan moves
 	// Ranks of the workers of this host: those that declare buckets ready.
 	Ranks []int
+	// SeesOps says that workers tell by OpDone when ops end, those of Ops. Then
+	// transfers may wait for ops, and the job's own collectives are transfers like
+	// others. Without it a plan with such gates is refused, and collectives are
+	// skipped: workers make those calls themselves.
+	SeesOps bool
 	// Timeout bounds how long a transfer may take, and how long a bucket that one
 	// worker has declared may wait for another; 0: no bound.
 	Timeout time.Duration
@@ -37,6 +43,8 @@ const (
 	Ready EventKind = iota
 	// Boundary: Rank has ended Iteration.
 	Boundary
+	// OpDone: Op of Iteration has ended on Rank.
+	OpDone
 	// TransferDone: the transfer that Start named by Link and Instance is done.
 	TransferDone
 	// Left: Rank has ended its training in order.
@@ -52,6 +60,7 @@ type Event struct {
 	Kind      EventKind
 	Rank      int
 	Bucket    int
+	Op        job.OpID // of the job, which may have ops that the plan does not run
 	Iteration int
 	Link      int // position in the plan's programs
 	Instance  int
@@ -64,7 +73,8 @@ type ActionKind uint8
 const (
 	// Start: run Transfer. Link and Instance name it in the event of its end.
 	Start ActionKind = iota
-	// Complete: Bucket of Generation is reduced; tell the workers.
+	// Complete: Bucket of Generation is reduced, or if it is -1 the job's collective
+	// Transfer.Collective of Iteration done; tell the workers.
 	Complete
 	// Abort: training cannot go on, and Failure says why. No action follows.
 	Abort
@@ -78,7 +88,7 @@ type Action struct {
 	Transfer   *plan.Transfer
 	Bucket     int
 	Generation int // counted from the start of the run
-	Iteration  int // the last of the generation
+	Iteration  int // the last of the generation, or that of the collective
 	Failure    *Failure
 }
 
@@ -87,8 +97,9 @@ type Engine struct {
 	Config
 	links   []link
 	buckets []bucket
-	endsGen []int // by iteration of the period: the generation that it ends; -1: none
-	ended   []int // by local worker: iterations ended
+	endsGen []int              // by iteration of the period: the generation that it ends; -1: none
+	ended   []int              // by local worker: iterations ended
+	ops     map[job.OpID][]int // that transfers wait for, by local worker: iterations done
 	left    []bool
 	failed  bool
 	actions []Action
@@ -99,7 +110,7 @@ type Engine struct {
 type link struct {
 	program *plan.Program
 	idle    bool     // nothing of it is the engine's
-	gates   [][]done // by transfer: the transfers that it waits for
+	gates   []gates  // by transfer
 	head    int      // instance: next to start
 	flying  []flight // by instance
 	bytes   int64    // in flight
@@ -110,9 +121,22 @@ type flight struct {
 	started  time.Duration
 }
 
+// gates are what a transfer waits for, besides its gradient.
+type gates struct {
+	transfers []done
+	ops       []opDone
+	ended     []int // iterations, relative to the period
+}
+
 // done is a gate on the transfer at position index of a link, in the period that
 // lies shift periods before.
 type done struct{ link, index, shift int }
+
+// opDone is a gate on an op; the iteration is relative to the period.
+type opDone struct {
+	op        job.OpID
+	iteration int
+}
 
 type bucket struct {
 	bytes    int64
@@ -123,9 +147,8 @@ type bucket struct {
 }
 
 // New starts an engine at iteration 0. It refuses a plan that is for other
-// tensors, or that waits for what an engine cannot see: ops of the computation.
-// Gates on simulated time count as open; the job's own collectives, which the
-// workers call themselves, as done.
+// tensors, or that waits for what it will not be told. Gates on simulated time
+// count as open, as do those on ops of the recorded library, which do not run.
 func New(c Config) (*Engine, error) {
 	p := c.Plan
 	if fp := c.Job.TensorsFingerprint(); p.Tensors != fp {
@@ -134,7 +157,14 @@ func New(c Config) (*Engine, error) {
 	if len(c.Ranks) == 0 {
 		return nil, fmt.Errorf("an engine needs a worker")
 	}
-	e := &Engine{Config: c, ended: make([]int, len(c.Ranks)), left: make([]bool, len(c.Ranks))}
+	e := &Engine{Config: c, ended: make([]int, len(c.Ranks)), ops: map[job.OpID][]int{}, left: make([]bool, len(c.Ranks))}
+	if c.SeesOps && p.Ops != "" && p.Ops != c.Job.OpsFingerprint() {
+		return nil, fmt.Errorf("the plan is for other ops (fingerprint %s) than job %q has (%s)", p.Ops, c.Job.Name, c.Job.OpsFingerprint())
+	}
+	var runs *running
+	if c.SeesOps {
+		runs = newRunning(c.Job, p.Copies)
+	}
 	e.endsGen = slices.Repeat([]int{-1}, p.Period)
 	for g, x := range p.Generations {
 		e.endsGen[x.Last()] = g
@@ -147,23 +177,58 @@ func New(c Config) (*Engine, error) {
 	}
 	for l := range p.Programs {
 		x := link{program: &p.Programs[l]}
-		x.idle = !slices.ContainsFunc(x.program.Transfers, func(t plan.Transfer) bool { return t.Bucket >= 0 })
+		x.idle = !slices.ContainsFunc(x.program.Transfers, func(t plan.Transfer) bool { return t.Bucket >= 0 || c.SeesOps })
 		for i := range x.program.Transfers {
-			gates, err := e.gates(&x.program.Transfers[i])
+			t := &x.program.Transfers[i]
+			g, err := e.gates(t, runs)
 			if err != nil {
-				return nil, fmt.Errorf("link %s, transfer %d: %w", x.program.Link, i, err)
+				return nil, fmt.Errorf("link %s, transfer %d (%s): %w", x.program.Link, i, e.name(t), err)
 			}
-			x.gates = append(x.gates, gates)
+			x.gates = append(x.gates, g)
 		}
 		e.links = append(e.links, x)
 	}
 	return e, nil
 }
 
-// gates notes what a transfer waits for.
-func (e *Engine) gates(t *plan.Transfer) (out []done, err error) {
+// running tells which of a job's ops run under a plan, and after which its own
+// collectives start.
+type running struct {
+	ops   map[job.OpID]bool
+	after [][]job.OpID // by collective
+}
+
+func newRunning(j *job.Job, copies bool) *running {
+	stripped, origin := j.Strip(copies)
+	r := &running{ops: make(map[job.OpID]bool, len(origin))}
+	for _, o := range origin {
+		r.ops[o] = true
+	}
+	for _, x := range stripped.Collectives {
+		var after []job.OpID
+		for _, o := range x.After {
+			after = append(after, origin[o])
+		}
+		r.after = append(r.after, after)
+	}
+	return r
+}
+
+// gates notes what a transfer waits for; runs is nil where ops are not told.
+func (e *Engine) gates(t *plan.Transfer, runs *running) (out gates, err error) {
+	if t.Bucket < 0 && runs == nil {
+		return out, nil
+	}
+	op := func(o job.OpID, iteration int) {
+		if runs.ops[o] {
+			out.ops = append(out.ops, opDone{o, iteration})
+			e.ops[o] = make([]int, len(e.Ranks))
+		}
+	}
 	if t.Bucket < 0 {
-		return nil, nil
+		for _, o := range runs.after[t.Collective] {
+			op(o, t.Iteration)
+		}
 	}
 	n := len(e.Plan.Generations)
 	for _, g := range t.Gates {
@@ -172,14 +237,24 @@ func (e *Engine) gates(t *plan.Transfer) (out []done, err error) {
 			e.buckets[t.Bucket].uses[((t.Generation%n)+n)%n] = true
 		case plan.TransferDone:
 			other := &e.Plan.Programs[g.Link].Transfers[g.Transfer]
-			out = append(out, done{g.Link, g.Transfer, (other.Generation - t.Generation) / n})
-		case plan.Boundary, plan.NotBefore:
+			out.transfers = append(out.transfers, done{g.Link, g.Transfer, (other.Generation - t.Generation) / n})
+		case plan.Boundary:
+			out.ended = append(out.ended, g.Iteration)
+		case plan.NotBefore:
+		case plan.OpDone:
+			if runs == nil {
+				return out, fmt.Errorf("it waits for op %d, and nobody tells when ops end", g.Op)
+			}
+			op(g.Op, g.Iteration)
 		default:
-			return nil, fmt.Errorf("it waits for an op (%s), which only the simulator sees", g.Kind)
+			return out, fmt.Errorf("it waits for what there is not (gate %d)", g.Kind)
 		}
 	}
 	return out, nil
 }
+
+// Ops lists the ops whose ends are to be told, ascending.
+func (e *Engine) Ops() []job.OpID { return slices.Sorted(maps.Keys(e.ops)) }
 
 // Step takes an event that happened at now, a time since any origin that never
 // goes back, and returns what is to be done, in this order. The result is valid
@@ -218,10 +293,13 @@ func (e *Engine) take(now time.Duration, v Event) *Failure {
 	case Ready:
 		return e.ready(now, w, v.Bucket, v.Iteration)
 	case Boundary:
-		if v.Iteration != e.ended[w] {
-			return &Failure{Rank: v.Rank, Bucket: -1, Iteration: v.Iteration, Err: fmt.Errorf("rank %d ended iteration %d; iteration %d is next", v.Rank, v.Iteration, e.ended[w])}
+		return e.ends(v, e.ended, w, "")
+	case OpDone:
+		x, ok := e.ops[v.Op]
+		if !ok {
+			return &Failure{Rank: v.Rank, Bucket: -1, Iteration: v.Iteration, Err: fmt.Errorf("rank %d ended op %d, for which no transfer waits", v.Rank, v.Op)}
 		}
-		e.ended[w]++
+		return e.ends(v, x, w, fmt.Sprintf("op %d of ", v.Op))
 	case Left:
 		e.left[w] = true
 		for b := range e.buckets {
@@ -230,6 +308,15 @@ func (e *Engine) take(now time.Duration, v Event) *Failure {
 			}
 		}
 	}
+	return nil
+}
+
+// ends notes that worker w has ended an iteration, or what of it.
+func (e *Engine) ends(v Event, ended []int, w int, what string) *Failure {
+	if v.Iteration != ended[w] {
+		return &Failure{Rank: v.Rank, Bucket: -1, Iteration: v.Iteration, Err: fmt.Errorf("rank %d ended %siteration %d; iteration %d is next", v.Rank, what, v.Iteration, ended[w])}
+	}
+	ended[w]++
 	return nil
 }
 
@@ -281,14 +368,13 @@ func (e *Engine) finish(l, instance int) *Failure {
 	}
 	x.flying = slices.Delete(x.flying, at, at+1)
 	t := x.transfer(instance)
-	b := &e.buckets[t.Bucket]
-	x.bytes -= b.bytes
-	if frees[t.Kind] {
-		for w := range b.pending {
-			b.pending[w]--
+	x.bytes -= e.bytes(t)
+	if t.Bucket >= 0 && frees[t.Kind] {
+		for w := range e.buckets[t.Bucket].pending {
+			e.buckets[t.Bucket].pending[w]--
 		}
 	}
-	if t.Completes() {
+	if t.Completes() || t.Bucket < 0 {
 		e.act(Complete, l, instance)
 	}
 	return nil
@@ -310,7 +396,7 @@ func (e *Engine) dispatch(now time.Duration, l int) {
 			return
 		}
 		x.flying = append(x.flying, flight{x.head, now})
-		x.bytes += e.buckets[x.transfer(x.head).Bucket].bytes
+		x.bytes += e.bytes(x.transfer(x.head))
 		e.act(Start, l, x.head)
 	}
 }
@@ -320,18 +406,28 @@ func (e *Engine) open(l int) bool {
 	x := &e.links[l]
 	t, n := x.transfer(x.head), x.period(x.head)
 	for _, g := range t.Gates {
-		switch g.Kind {
-		case plan.GradientReady:
-			if slices.Min(e.buckets[t.Bucket].declared) < e.generation(l, x.head) {
-				return false
-			}
-		case plan.Boundary:
-			if slices.Min(e.ended) <= n*e.Plan.Period+g.Iteration {
-				return false
-			}
+		if g.Kind == plan.GradientReady && slices.Min(e.buckets[t.Bucket].declared) < e.generation(l, x.head) {
+			return false
 		}
 	}
-	return !slices.ContainsFunc(x.gates[x.head%len(x.gates)], func(d done) bool { return !e.done(d, n) })
+	g := &x.gates[x.head%len(x.gates)]
+	first := n * e.Plan.Period
+	for _, i := range g.ended {
+		if slices.Min(e.ended) <= first+i {
+			return false
+		}
+	}
+	for _, o := range g.ops {
+		if slices.Min(e.ops[o.op]) <= first+o.iteration {
+			return false
+		}
+	}
+	for _, d := range g.transfers {
+		if !e.done(d, n) {
+			return false
+		}
+	}
+	return true
 }
 
 // done reports whether the gate of a transfer of period n is open.
@@ -345,10 +441,13 @@ func (e *Engine) done(d done, n int) bool {
 	return instance < x.head && !flying
 }
 
-// absent tells of a transfer that there is none: it is of a generation before the
-// run, or one of the job's own collectives.
+// absent tells of a transfer that there is none: it is of a time before the run,
+// or one of the job's own collectives, which the workers call.
 func (e *Engine) absent(l, instance int) bool {
-	return e.links[l].transfer(instance).Bucket < 0 || e.generation(l, instance) < 0
+	if e.links[l].transfer(instance).Bucket < 0 {
+		return !e.SeesOps || e.iteration(l, instance) < 0
+	}
+	return e.generation(l, instance) < 0
 }
 
 // generation is that of a transfer, counted from the start of the run.
@@ -357,12 +456,37 @@ func (e *Engine) generation(l, instance int) int {
 	return x.period(instance)*len(e.Plan.Generations) + x.transfer(instance).Generation
 }
 
+// iteration is the last of a transfer's generation, or that of a collective.
+func (e *Engine) iteration(l, instance int) int {
+	x := &e.links[l]
+	if t := x.transfer(instance); t.Bucket < 0 {
+		return x.period(instance)*e.Plan.Period + t.Iteration
+	}
+	return e.Plan.LastIteration(e.generation(l, instance))
+}
+
+func (e *Engine) bytes(t *plan.Transfer) int64 {
+	if t.Bucket < 0 {
+		return e.Job.Collectives[t.Collective].Bytes
+	}
+	return e.buckets[t.Bucket].bytes
+}
+
+// name is what messages call a transfer.
+func (e *Engine) name(t *plan.Transfer) string {
+	if t.Bucket < 0 {
+		return fmt.Sprintf("%s of the job's own collective %d", t.Kind, t.Collective)
+	}
+	return fmt.Sprintf("%s of bucket %d", t.Kind, t.Bucket)
+}
+
 func (e *Engine) act(kind ActionKind, l, instance int) {
-	t, g := e.links[l].transfer(instance), e.generation(l, instance)
-	e.actions = append(e.actions, Action{
-		Kind: kind, Link: l, Instance: instance, Transfer: t, Bucket: t.Bucket,
-		Generation: g, Iteration: e.Plan.LastIteration(g),
-	})
+	t := e.links[l].transfer(instance)
+	a := Action{Kind: kind, Link: l, Instance: instance, Transfer: t, Bucket: t.Bucket, Iteration: e.iteration(l, instance)}
+	if t.Bucket >= 0 {
+		a.Generation = e.generation(l, instance)
+	}
+	e.actions = append(e.actions, a)
 }
 
 func (x *link) period(instance int) int { return instance / len(x.gates) }

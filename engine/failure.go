@@ -49,6 +49,18 @@ func (e *Engine) about(rank, b, generation int, phase Phase, elapsed time.Durati
 	}
 }
 
+// flying makes a failure that concerns a transfer in flight.
+func (e *Engine) flying(now time.Duration, rank, l int, f flight, err error) *Failure {
+	if t := e.links[l].transfer(f.instance); t.Bucket >= 0 {
+		return e.about(rank, t.Bucket, e.generation(l, f.instance), Transfer, now-f.started, err)
+	}
+	i := e.iteration(l, f.instance)
+	return &Failure{
+		Rank: rank, Bucket: -1, Iteration: i, Phase: Transfer, Elapsed: now - f.started,
+		Err: fmt.Errorf("%w, during %s of iteration %d", err, e.name(e.links[l].transfer(f.instance)), i),
+	}
+}
+
 // lost says what waited for a rank that is gone; w is its local worker, -1 if it
 // is of another host.
 func (e *Engine) lost(now time.Duration, rank, w int, cause error) *Failure {
@@ -60,7 +72,7 @@ func (e *Engine) lost(now time.Duration, rank, w int, cause error) *Failure {
 	}
 	for l := range e.links {
 		for _, f := range e.links[l].flying {
-			return e.about(rank, e.links[l].transfer(f.instance).Bucket, e.generation(l, f.instance), Transfer, now-f.started, err)
+			return e.flying(now, rank, l, f, err)
 		}
 	}
 	return &Failure{Rank: rank, Bucket: -1, Err: err}
@@ -76,7 +88,7 @@ func (e *Engine) owed(w int) (b, generation int, ok bool) {
 				continue
 			}
 			t, g := x.transfer(i), e.generation(l, i)
-			gradient := slices.ContainsFunc(t.Gates, func(g plan.Gate) bool { return g.Kind == plan.GradientReady })
+			gradient := t.Bucket >= 0 && slices.ContainsFunc(t.Gates, func(g plan.Gate) bool { return g.Kind == plan.GradientReady })
 			if gradient && e.buckets[t.Bucket].declared[w] < g {
 				return t.Bucket, g, true
 			}
@@ -125,9 +137,7 @@ func (e *Engine) overdue(now time.Duration) *Failure {
 	for l := range e.links {
 		for _, f := range e.links[l].flying {
 			if now-f.started > e.Timeout {
-				t := e.links[l].transfer(f.instance)
-				return e.about(-1, t.Bucket, e.generation(l, f.instance), Transfer, now-f.started,
-					fmt.Errorf("%s on link %s takes too long", t.Kind, e.links[l].program.Link))
+				return e.flying(now, -1, l, f, fmt.Errorf("%s on link %s takes too long", e.links[l].transfer(f.instance).Kind, e.links[l].program.Link))
 			}
 		}
 	}

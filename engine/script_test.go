@@ -18,14 +18,16 @@ import (
 
 // TestScripts runs testdata/*. The commands:
 //
-//	plan [ranks=2] [period=N] [generations=(1,2)] [buffers=N] [timeout=MS]
+//	plan [ranks=2] [period=N] [generations=(1,2)] [buffers=N] [timeout=MS] [ops=N]
 //	    a plan whose input is its transfers, one a line: link, kind, bucket, then
-//	    generation=N and gates: gradient, op, boundary=ITERATION, done=LINK.POSITION.
-//	    A line "window LINK transfers=N bytes=N" bounds a link. Bucket b is tensor
-//	    "t<b>" of 4 bytes.
+//	    generation=N and gates: gradient, op=OP.ITERATION, boundary=ITERATION,
+//	    done=LINK.POSITION. A line "window LINK transfers=N bytes=N" bounds a link,
+//	    "LINK collective ITERATION" is the job's collective, which follows op 0.
+//	    Bucket b is tensor "t<b>" of 4 bytes. With ops the engine is told of them.
 //	run
 //	    events, one a line, and below each what it makes the engine do:
-//	    ready RANK BUCKET ITERATION, boundary RANK ITERATION, done LINK INSTANCE,
+//	    ready RANK BUCKET ITERATION, boundary RANK ITERATION, op RANK OP ITERATION,
+//	    done LINK INSTANCE,
 //	    left RANK, lost RANK CAUSE, tick. "at MS" in front moves the time on.
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
@@ -51,12 +53,13 @@ type script struct {
 }
 
 func (s *script) plan(t *testing.T, d *datadriven.TestData) error {
-	ranks, timeout := 2, 0
+	ranks, timeout, ops := 2, 0, 0
 	p := &plan.Plan{Period: 1, Buffers: 1, UpdateRate: 1}
 	lengths := []int{1}
 	d.MaybeScanArgs(t, "ranks", &ranks)
 	d.MaybeScanArgs(t, "timeout", &timeout)
 	d.MaybeScanArgs(t, "buffers", &p.Buffers)
+	d.MaybeScanArgs(t, "ops", &ops)
 	for _, a := range d.CmdArgs {
 		if a.Key == "generations" {
 			lengths = nil
@@ -77,8 +80,13 @@ func (s *script) plan(t *testing.T, d *datadriven.TestData) error {
 	for b := range p.Buckets {
 		j.Tensors = append(j.Tensors, job.Tensor{Name: fmt.Sprint("t", b), Elements: 1})
 	}
+	if ops > 0 {
+		j.Lanes = []job.Lane{{Name: "cpu"}}
+		j.Ops = make([]job.Op, ops)
+		j.Collectives = []job.Collective{{Name: "buffers", Kind: "broadcast", Bytes: 8, After: []job.OpID{0}}}
+	}
 	p.Tensors = j.TensorsFingerprint()
-	c := Config{Plan: p, Job: j, Timeout: time.Duration(timeout) * time.Millisecond}
+	c := Config{Plan: p, Job: j, SeesOps: ops > 0, Timeout: time.Duration(timeout) * time.Millisecond}
 	for r := range ranks {
 		c.Ranks = append(c.Ranks, r)
 	}
@@ -103,6 +111,11 @@ func (s *script) line(p *plan.Plan, words []string) {
 	for k := cluster.AllReduce; k <= cluster.Pull; k++ {
 		kinds[k.String()] = k
 	}
+	if words[1] == "collective" {
+		to := program(p, words[0])
+		to.Transfers = append(to.Transfers, plan.Transfer{Kind: cluster.Broadcast, Bucket: -1, Iteration: number(words[2])})
+		return
+	}
 	x := plan.Transfer{Kind: kinds[words[1]], Bucket: number(words[2])}
 	for x.Bucket >= len(p.Buckets) {
 		p.AddBucket(plan.Bucket{Slices: []plan.Slice{{Tensor: job.TensorID(len(p.Buckets)), Length: 1}}})
@@ -115,7 +128,8 @@ func (s *script) line(p *plan.Plan, words []string) {
 		case "gradient":
 			x.Gates = append(x.Gates, plan.Gate{Kind: plan.GradientReady})
 		case "op":
-			x.Gates = append(x.Gates, plan.Gate{Kind: plan.OpDone})
+			op, i, _ := strings.Cut(value, ".")
+			x.Gates = append(x.Gates, plan.Gate{Kind: plan.OpDone, Op: job.OpID(number(op)), Iteration: number(i)})
 		case "boundary":
 			x.Gates = append(x.Gates, plan.Gate{Kind: plan.Boundary, Iteration: number(value)})
 		case "done":
@@ -147,11 +161,15 @@ func (s *script) run(_ *testing.T, d *datadriven.TestData) error {
 		}
 		for _, a := range s.engine.Step(s.now, s.event(words)) {
 			link := s.engine.Plan.Programs[a.Link].Link
+			what := fmt.Sprintf("bucket %d, generation %d of iteration %d", a.Bucket, a.Generation, a.Iteration)
+			if a.Kind != Abort && a.Bucket < 0 {
+				what = fmt.Sprintf("collective %d of iteration %d", a.Transfer.Collective, a.Iteration)
+			}
 			switch a.Kind {
 			case Start:
-				fmt.Fprintf(&s.out, "  start %s %d: %s bucket %d, generation %d of iteration %d\n", link, a.Instance, a.Transfer.Kind, a.Bucket, a.Generation, a.Iteration)
+				fmt.Fprintf(&s.out, "  start %s %d: %s %s\n", link, a.Instance, a.Transfer.Kind, what)
 			case Complete:
-				fmt.Fprintf(&s.out, "  complete bucket %d, generation %d of iteration %d\n", a.Bucket, a.Generation, a.Iteration)
+				fmt.Fprintf(&s.out, "  complete %s\n", what)
 			case Abort:
 				fmt.Fprintf(&s.out, "  abort, rank %d: %v\n", a.Failure.Rank, a.Failure)
 			}
@@ -167,6 +185,8 @@ func (s *script) event(words []string) Event {
 		return Event{Kind: Ready, Rank: n(1), Bucket: n(2), Iteration: n(3)}
 	case "boundary":
 		return Event{Kind: Boundary, Rank: n(1), Iteration: n(2)}
+	case "op":
+		return Event{Kind: OpDone, Rank: n(1), Op: job.OpID(n(2)), Iteration: n(3)}
 	case "done":
 		l := slices.IndexFunc(s.engine.Plan.Programs, func(x plan.Program) bool { return x.Link == words[1] })
 		return Event{Kind: TransferDone, Link: l, Instance: n(2)}
