@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -28,6 +29,10 @@ type Config struct {
 	// MASTER_PORT, and OMP_NUM_THREADS, an equal part of the processors, if it is not
 	// set.
 	Env []string
+	// Prepare, if set, is called before each worker is started, in the thread that
+	// starts them all and that ends with the last: what it does to that thread (a
+	// network namespace) the worker inherits, and what it returns comes after Env.
+	Prepare func(rank int) (env []string, err error)
 	// Out and Err get the lines that workers print, each behind "[rank] ".
 	Out, Err io.Writer
 	// Settle is how long the others may take to end by themselves once one has
@@ -86,9 +91,9 @@ func Start(c Config) (*Group, error) {
 	g := &Group{Config: c, stop: make(chan struct{}), ended: make(chan struct{}), alive: map[int]bool{}}
 	started := make(chan error)
 	go func() {
-		// Workers are killed when the thread that started them ends: it stays.
+		// Workers are killed when the thread that started them ends: it stays as long as
+		// they do, and is not used again, because it may have been prepared for them.
 		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
 		started <- g.start(port)
 		<-g.ended
 	}()
@@ -113,6 +118,13 @@ func (g *Group) start(port int) error {
 	for rank := range g.Workers {
 		w := exec.Command(g.Command[0], g.Command[1:]...)
 		w.Env = append(append(os.Environ(), g.environment(rank, port)...), g.Env...)
+		if g.Prepare != nil {
+			env, err := g.Prepare(rank)
+			if err != nil {
+				return fmt.Errorf("preparing rank %d: %w", rank, err)
+			}
+			w.Env = append(w.Env, env...)
+		}
 		w.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 		x := &worker{Cmd: w, rank: rank}
 		if err := x.start(g.Out, g.Err, out); err != nil {
@@ -235,6 +247,26 @@ func (g *Group) kill(s syscall.Signal) {
 	defer g.mu.Unlock()
 	for pid := range g.alive {
 		syscall.Kill(-pid, s)
+	}
+}
+
+// Watch stops the workers when ctx ends, and passes signals on to them, a second one
+// as SIGKILL. It returns when all have ended.
+func (g *Group) Watch(ctx context.Context, signals <-chan os.Signal) {
+	for cancelled, interrupts := ctx.Done(), 0; ; {
+		select {
+		case <-g.ended:
+			return
+		case <-cancelled:
+			cancelled = nil
+			g.Stop()
+		case s := <-signals:
+			if interrupts++; interrupts > 1 {
+				s = syscall.SIGKILL
+			}
+			g.Signal(s.(syscall.Signal))
+			g.Stop()
+		}
 	}
 }
 

@@ -109,36 +109,14 @@ func train(ctx context.Context, c *cli.Console, command []string, n int, timeout
 	if err != nil {
 		return err
 	}
-	ended := make(chan struct{})
-	go watch(ctx, a, g, signals, ended)
-	first := g.Wait()
-	close(ended)
-	return outcome(ctx, first, a.Err())
-}
-
-// watch ends the workers when the agent fails or a signal asks for it.
-func watch(ctx context.Context, a *agent.Agent, g *launch.Group, signals <-chan os.Signal, ended <-chan struct{}) {
-	cancelled, done := ctx.Done(), a.Done()
-	for interrupts := 0; ; {
-		select {
-		case <-ended:
-			return
-		case <-done:
-			done = nil
-			if a.Err() != nil {
-				g.Stop()
-			}
-		case <-cancelled:
-			cancelled = nil
-			g.Stop()
-		case s := <-signals:
-			if interrupts++; interrupts > 1 {
-				s = syscall.SIGKILL
-			}
-			g.Signal(s.(syscall.Signal))
+	go func() {
+		if <-a.Done(); a.Err() != nil {
 			g.Stop()
 		}
-	}
+	}()
+	go g.Watch(ctx, signals)
+	first := g.Wait()
+	return outcome(ctx, first, a.Err())
 }
 
 // outcome is what weft run answers: how the first worker failed, and what the

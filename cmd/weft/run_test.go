@@ -119,7 +119,10 @@ func TestRunDifferentModels(t *testing.T) {
 
 // TestRunSignals ends weft by a signal, while each worker waits for a child of its
 // own that minds nothing. Nobody stays, and nothing.
-func TestRunSignals(t *testing.T) {
+func TestRunSignals(t *testing.T) { bySignals(t, "run", "-n", "2") }
+
+// bySignals ends what args start two workers with.
+func bySignals(t *testing.T, args ...string) {
 	for _, x := range []struct {
 		signal syscall.Signal
 		code   int
@@ -127,7 +130,7 @@ func TestRunSignals(t *testing.T) {
 		t.Run(x.signal.String(), func(t *testing.T) {
 			t.Parallel()
 			tmp := t.TempDir()
-			cmd := exec.Command(os.Args[0], "run", "-n", "2", "--", "sh", "-c", "sh -c 'trap \"\" INT; echo pid $$; while :; do sleep 100; done' & echo pid $$; wait")
+			cmd := exec.Command(os.Args[0], append(args, "--", "sh", "-c", "sh -c 'trap \"\" INT; echo pid $$; while :; do sleep 100; done' & echo pid $$; wait")...)
 			cmd.Env = append(os.Environ(), asProgram+"=1", "TMPDIR="+tmp)
 			var stderr bytes.Buffer
 			cmd.Stderr = &stderr

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"weft/internal/cli"
+)
+
+// wholeMachine is the mapping of users of a process in no user namespace of its own.
+const wholeMachine = "0 0 4294967295"
+
+// asRoot runs this program again, by args, in a user namespace, in which the user may
+// do what a lab needs. Where that cannot help, the error is denied, as it came.
+func asRoot(ctx context.Context, c *cli.Console, signals <-chan os.Signal, args []string, denied error) error {
+	users, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil || !slices.Equal(strings.Fields(string(users)), strings.Fields(wholeMachine)) {
+		return denied
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	again := exec.Command(self, args...)
+	again.Stdout, again.Stderr = c.Out, c.Err
+	again.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  unix.CLONE_NEWUSER,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}},
+		AmbientCaps: []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN},
+		Setpgid:     true, // signals reach it through this process alone
+		Pdeathsig:   syscall.SIGTERM,
+	}
+	runtime.LockOSThread() // it gets that signal when this thread ends
+	defer runtime.UnlockOSThread()
+	if err := again.Start(); err != nil {
+		return denied
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- again.Wait() }()
+	for {
+		select {
+		case s := <-signals:
+			again.Process.Signal(s)
+		case err := <-ended:
+			var exit *exec.ExitError
+			switch {
+			case ctx.Err() != nil:
+				return ctx.Err()
+			case errors.As(err, &exit):
+				return cli.Exit(exit.ExitCode(), cli.ErrNo) // it has said why
+			}
+			return err
+		}
+	}
+}

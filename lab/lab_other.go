@@ -1,0 +1,27 @@
+//go:build !linux
+
+package lab
+
+import "errors"
+
+// Lab is a cluster that has been built.
+type Lab struct{ Config }
+
+var errLinux = errors.New("a lab is made of Linux's network namespaces: run it on Linux")
+
+// New fails.
+func New(c Config) (*Lab, error) {
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	return nil, errLinux
+}
+
+// Close does nothing.
+func (l *Lab) Close() error { return nil }
+
+// Enter fails.
+func (l *Lab) Enter(int) error { return errLinux }
+
+// Do fails.
+func (l *Lab) Do(int, func() error) error { return errLinux }
