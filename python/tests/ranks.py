@@ -17,7 +17,8 @@ def ranks(world: int, function: Callable[[Session], Any]) -> List[Any]:
     results: List[Any] = [None] * world
 
     def rank(r: int, path: str) -> None:
-        session = Session({"WEFT_SOCKET": path, "RANK": str(r), "WORLD_SIZE": str(world), "LOCAL_RANK": str(r)})
+        session = Session({"WEFT_SOCKET": path, "RANK": str(r), "WORLD_SIZE": str(world), "LOCAL_RANK": str(r),
+                           "LOCAL_WORLD_SIZE": str(world)})  # fmt: skip
         try:
             results[r] = function(session)
             session.close()

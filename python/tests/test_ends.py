@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import unittest
 
 from . import launch
@@ -37,14 +34,6 @@ class Ends(unittest.TestCase):
                 self.assertEqual(both.code, code, both.output)
                 if code != 0:
                     self.assertRegex(both.output, "(?m)^weft: rank 1 is lost")
-
-    def test_no_agent(self) -> None:
-        env = {k: v for k, v in os.environ.items() if k != "WEFT_SOCKET"}
-        env["PYTHONPATH"] = os.path.dirname(launch.HERE)
-        program = "import weft.torch as weft; weft.init()"
-        got = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
-        self.assertEqual(got.returncode, 1)
-        self.assertIn("weft run -n 2 -- python3", got.stderr)
 
 
 if __name__ == "__main__":

@@ -82,19 +82,14 @@ class Client:
     Not for several threads at once. Once the agent has failed, every method raises its message.
     """
 
-    def __init__(self, path: str, rank: int, world: int, local_rank: int) -> None:
+    def __init__(self, connection: socket.socket, rank: int, world: int, local_rank: int) -> None:
         self.rank = rank
         self.world = world
         self._local_rank = local_rank
         self._calls = 0
         self._error: Optional[WeftError] = None
         self._header = bytearray(HEADER.size)
-        self._socket: Optional[socket.socket] = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._socket.connect(path)
-        except OSError as e:
-            self._socket.close()
-            raise WeftError(f"rank {rank}: no agent at {path} (WEFT_SOCKET): {e.strerror}") from e
+        self._socket: Optional[socket.socket] = connection
         # A forked data loader would hold the connection open past this worker's end, and hide it from the agent.
         os.register_at_fork(after_in_child=self.close)
 

@@ -7,8 +7,10 @@ from typing import Mapping, Optional
 
 import torch
 
+from ._agent import Agent
 from ._calls import Calls
-from ._client import Client, WeftError
+from ._client import Client
+from ._launchers import worker
 from ._reducer import Reducer
 
 # DistributedDataParallel's: a small first bucket starts the network early.
@@ -20,10 +22,9 @@ class Session:
     """A connection to the agent, and the model whose gradients it averages, if any."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        if "WEFT_SOCKET" not in env:
-            raise WeftError("no agent: WEFT_SOCKET is not set; start this script with: weft run -n 2 -- python3 SCRIPT")
-        rank, world, local_rank = (_number(env, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-        self.client = Client(env["WEFT_SOCKET"], rank, world, local_rank)
+        me = worker(env)
+        self._agent = Agent(env, me)
+        self.client = Client(self._agent.connect(), me.rank, me.world_size, me.local_rank)
         self.pid = os.getpid()
         self.reducer: Optional[Reducer] = None
         self._calls: Optional[Calls] = None
@@ -51,11 +52,3 @@ class Session:
             self.reducer.remove()
         self.client.goodbye()
 
-
-def _number(env: Mapping[str, str], name: str) -> int:
-    try:
-        return int(env[name])
-    except KeyError:
-        raise WeftError(f"{name} is not set, though WEFT_SOCKET is: the launcher sets both") from None
-    except ValueError:
-        raise WeftError(f"{name} is {env[name]!r}, not a number") from None
