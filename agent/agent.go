@@ -24,6 +24,7 @@ import (
 	"weft/agent/protocol"
 	"weft/collective"
 	"weft/engine"
+	"weft/job"
 	"weft/transport"
 )
 
@@ -43,6 +44,8 @@ type Config struct {
 	// Timeout bounds how long workers may wait for another one, and a transfer
 	// may take; 0: no bound.
 	Timeout time.Duration
+	// Schedule is what is executed; nil: plain buckets.
+	Schedule *Schedule
 }
 
 // Agent serves the workers of one host, from [Listen] to [Agent.Close].
@@ -397,6 +400,12 @@ func (a *Agent) take(conn *net.UnixConn, who *int, m protocol.Message) error {
 			return nil
 		}
 		a.step(engine.Event{Kind: engine.Ready, Rank: rank, Bucket: m.Index, Iteration: m.Iteration})
+	case protocol.KindBoundary, protocol.KindOp:
+		if a.session == nil || a.workers[w].hello != nil {
+			a.failf(rank, "rank %d ended %v %d before it was welcome", rank, m.Kind, m.Index)
+			return nil
+		}
+		a.step(engine.Event{Kind: progress[m.Kind], Rank: rank, Op: job.OpID(m.Index), Iteration: m.Iteration})
 	case protocol.KindCall:
 		if err := a.called(w, m); err != nil {
 			a.failf(rank, "rank %d: call %d: %w", rank, m.Index, err)
@@ -410,6 +419,9 @@ func (a *Agent) take(conn *net.UnixConn, who *int, m protocol.Message) error {
 	}
 	return nil
 }
+
+// progress are the messages about it.
+var progress = map[protocol.Kind]engine.EventKind{protocol.KindBoundary: engine.Boundary, protocol.KindOp: engine.OpDone}
 
 // hello notes who a worker is and what it has, and returns its place.
 func (a *Agent) hello(conn *net.UnixConn, who int, m protocol.Message) (int, error) {

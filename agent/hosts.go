@@ -198,10 +198,10 @@ func (a *Agent) program(s collective.Spec, d job.DType) (*collective.Program, er
 }
 
 // reduce is the all-reduce of a part of the regions among all workers.
-func (a *Agent) reduce(t *collective.Transfer, dst []byte, sources [][]byte) error {
+func (a *Agent) reduce(t *collective.Transfer, net transport.Endpoint, dst []byte, sources [][]byte) error {
 	if a.alone() {
 		return reduce(t.Reduction, dst, sources)
 	}
 	t.Result, t.Sources = dst, sources
-	return t.Run(a.ctx, a.Net)
+	return t.Run(a.ctx, net)
 }

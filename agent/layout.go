@@ -34,10 +34,7 @@ func newLayout(h *protocol.Hello) (*layout, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &layout{job: j, welcome: protocol.Welcome{
-		Version: protocol.Version, World: h.World, CallBytes: callBytes,
-		Tensors: make([]protocol.Region, len(j.Tensors)), Buckets: []protocol.Bucket{},
-	}}
+	l := &layout{job: j}
 	c := cluster.Uniform(1, h.World, assumed)
 	if len(j.Tensors) == 0 {
 		l.plan = plan.New(j, fusion.DDP.Name, c.Links[0].Name)
@@ -47,21 +44,7 @@ func newLayout(h *protocol.Hello) (*layout, error) {
 			return nil, err
 		}
 	}
-	w := &l.welcome
-	w.Digest = l.plan.Digest()
-	at := int64(0)
-	for b := range l.plan.Buckets {
-		x := protocol.Bucket{Tensors: l.plan.Buckets[b].Tensors(), Region: protocol.Region{Offset: at, Bytes: l.plan.Buckets[b].Bytes(j)}}
-		for _, k := range x.Tensors {
-			w.Tensors[k] = protocol.Region{Offset: at, Bytes: j.Tensors[k].GradBytes()}
-			at += w.Tensors[k].Bytes
-		}
-		at = (at + bucketAlign - 1) &^ (bucketAlign - 1)
-		w.Buckets = append(w.Buckets, x)
-		l.dtypes = append(l.dtypes, j.Tensors[x.Tensors[0]].Grad)
-	}
-	w.CallOffset = at
-	w.InputBytes, w.OutputBytes = at+callBytes, at+callBytes
+	l.place(h.World)
 	return l, nil
 }
 

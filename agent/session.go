@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -25,27 +26,25 @@ type session struct {
 	output  *region
 	flights int // transfers and calls that use the memory
 
-	programs []*collective.Program // by bucket; nil: one host
-	epoch    uint64                // tells its transfers from those of other sessions
+	programs [][]*collective.Program // by link and transfer; nil: one host
+	epoch    uint64                  // tells its transfers from those of other sessions
 }
 
 func (a *Agent) newSession(l *layout) (*session, error) {
-	e, err := engine.New(engine.Config{Plan: l.plan, Job: l.job, Ranks: a.Ranks, Timeout: a.Timeout})
+	replay := a.Schedule != nil && a.Schedule.Replay
+	e, err := engine.New(engine.Config{Plan: l.plan, Job: l.job, Ranks: a.Ranks, SeesOps: replay, Timeout: a.Timeout})
 	if err != nil {
 		return nil, err
 	}
+	l.welcome.Ops = e.Ops()
 	size := l.welcome.InputBytes
 	if err := enough(size * int64(len(a.Ranks)+1)); err != nil {
 		return nil, err
 	}
 	s := &session{layout: l, engine: e, epoch: a.agreements}
 	if !a.alone() {
-		for b := range l.plan.Buckets {
-			p, err := a.program(collective.Spec{Kind: cluster.AllReduce, Slices: l.plan.Buckets[b].Slices}, l.dtypes[b])
-			if err != nil {
-				return nil, err
-			}
-			s.programs = append(s.programs, p)
+		if s.programs, err = a.programs(l); err != nil {
+			return nil, err
 		}
 	}
 	if s.output, err = newRegion("weft-output", size, unix.PROT_READ|unix.PROT_WRITE); err != nil {
@@ -106,7 +105,7 @@ func (a *Agent) welcome() {
 			return differ(theirs, &mine)
 		}
 		return differ(&mine, theirs)
-	}, func() { a.begin(first) })
+	}, func() { a.agreePlan(func() { a.begin(first) }) })
 }
 
 // begin begins a session, once all workers of all hosts have said the same.
@@ -122,7 +121,13 @@ func (a *Agent) begin(first *protocol.Hello) {
 		a.session.close()
 		a.session = nil
 	}
-	l, err := newLayout(first)
+	var l *layout
+	var err error
+	if a.Schedule != nil {
+		l, err = a.Schedule.layout(first, a.alone())
+	} else {
+		l, err = newLayout(first)
+	}
 	if err != nil {
 		a.failf(first.Rank, "%w", err)
 		return
@@ -153,11 +158,19 @@ func (a *Agent) step(v engine.Event) {
 	for _, x := range s.engine.Step(a.now(), v) {
 		switch x.Kind {
 		case engine.Start:
+			start := time.Now()
 			a.fly(s, func() error { return a.transfer(s, x) }, func() {
+				if a.Schedule != nil && a.Schedule.Watch != nil {
+					a.Schedule.Watch(Flight{x, start, time.Now()})
+				}
 				a.step(engine.Event{Kind: engine.TransferDone, Link: x.Link, Instance: x.Instance})
 			})
 		case engine.Complete:
-			a.all(protocol.Message{Kind: protocol.KindDone, Index: x.Bucket, Iteration: x.Iteration})
+			m := protocol.Message{Kind: protocol.KindDone, Index: x.Bucket, Iteration: x.Iteration}
+			if x.Bucket < 0 {
+				m.Index = len(s.plan.Buckets) + x.Transfer.Collective
+			}
+			a.all(m)
 		case engine.Abort:
 			a.fail(x.Failure)
 			return
@@ -188,17 +201,6 @@ func (a *Agent) fly(s *session, work func() error, then func()) {
 			then()
 		}
 	})
-}
-
-// transfer all-reduces a bucket.
-func (a *Agent) transfer(s *session, x engine.Action) error {
-	at := s.layout.welcome.Buckets[x.Bucket].Region
-	t := &collective.Transfer{Reduction: mean(s.dtypes[x.Bucket], a.World)}
-	if !a.alone() {
-		t.Program = s.programs[x.Bucket]
-		t.Channel, t.Op = linkChannel+uint16(x.Link), s.epoch<<32|uint64(x.Instance)
-	}
-	return a.reduce(t, s.target(at), s.sources(at))
 }
 
 // all sends a message to all workers.
@@ -303,7 +305,7 @@ func (a *Agent) collective(s *session, op uint64, c *protocol.Call) error {
 		}
 		fallthrough
 	case c.Kind == protocol.AllReduce:
-		return a.reduce(t, s.target(at), s.sources(at))
+		return a.reduce(t, a.Net, s.target(at), s.sources(at))
 	}
 	return nil // a barrier: all have come
 }

@@ -34,9 +34,11 @@ const (
 	KindReturned
 	KindFailed
 	KindGoodbye
+	KindBoundary
+	KindOp
 )
 
-var kindNames = []string{"0", "hello", "welcome", "ready", "done", "call", "returned", "failed", "goodbye"}
+var kindNames = []string{"0", "hello", "welcome", "ready", "done", "call", "returned", "failed", "goodbye", "boundary", "op"}
 
 func (k Kind) String() string {
 	if int(k) < len(kindNames) {
@@ -85,6 +87,30 @@ type Welcome struct {
 	CallBytes   int64    `json:"call_bytes"`
 	Tensors     []Region `json:"tensors"`
 	Buckets     []Bucket `json:"buckets"`
+
+	// Of plans that need it: Buffers copies of all buckets, BufferBytes apart; Ends are
+	// the iterations of a period that end a generation.
+	Buffers     int   `json:"buffers,omitzero"`
+	BufferBytes int64 `json:"buffer_bytes,omitzero"`
+	Ends        []int `json:"ends,omitzero"`
+	// Ops are those whose ends the worker tells.
+	Ops []int32 `json:"ops,omitzero"`
+}
+
+// Place is where a bucket lies for the generation that ends in an iteration.
+func (w *Welcome) Place(bucket, iteration int) Region {
+	r := w.Buckets[bucket].Region
+	if w.Buffers > 0 {
+		period := w.Ends[len(w.Ends)-1] + 1
+		g := iteration / period * len(w.Ends)
+		for _, last := range w.Ends {
+			if last < iteration%period {
+				g++
+			}
+		}
+		r.Offset += w.BufferBytes * int64(g%w.Buffers)
+	}
+	return r
 }
 
 // Region is a part of the input and of the output.
@@ -97,6 +123,16 @@ type Region struct {
 type Bucket struct {
 	Tensors []int32 `json:"tensors"`
 	Region
+	// Slices are the parts of tensors that the bucket has, one after the other, of plans
+	// that cut tensors; otherwise it has its tensors whole.
+	Slices []Slice `json:"slices,omitzero"`
+}
+
+// Slice is Length elements of a tensor, from Offset.
+type Slice struct {
+	Tensor int32 `json:"tensor"`
+	Offset int64 `json:"offset"`
+	Length int64 `json:"length"`
 }
 
 // Call is a collective outside the plan.
@@ -192,7 +228,7 @@ func (r *Reader) Next() (Message, error) {
 	length, kind := binary.LittleEndian.Uint32(h), Kind(h[4])
 	index, iteration := binary.LittleEndian.Uint32(h[8:]), binary.LittleEndian.Uint64(h[12:])
 	switch {
-	case kind < KindHello || kind > KindGoodbye || h[5] != 0 || h[6] != 0 || h[7] != 0:
+	case kind < KindHello || kind > KindOp || h[5] != 0 || h[6] != 0 || h[7] != 0:
 		return Message{}, fmt.Errorf("not a message of this protocol: % x", h)
 	case length > MaxPayload:
 		return Message{}, fmt.Errorf("a %v of %d bytes; a message carries at most %d", kind, length, MaxPayload)

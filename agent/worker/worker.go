@@ -110,6 +110,16 @@ func (w *Worker) Ready(bucket, iteration int) error {
 	return w.Send(protocol.Message{Kind: protocol.KindReady, Index: bucket, Iteration: iteration})
 }
 
+// Boundary tells that an iteration has ended.
+func (w *Worker) Boundary(iteration int) error {
+	return w.Send(protocol.Message{Kind: protocol.KindBoundary, Iteration: iteration})
+}
+
+// OpDone tells that an op of Welcome.Ops has ended.
+func (w *Worker) OpDone(op int32, iteration int) error {
+	return w.Send(protocol.Message{Kind: protocol.KindOp, Index: int(op), Iteration: iteration})
+}
+
 // Done waits for a bucket that lies reduced in the output.
 func (w *Worker) Done() (bucket, iteration int, err error) {
 	m, err := w.receive(protocol.KindDone)
