@@ -7,12 +7,17 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"weft/internal/alarm"
 )
 
 // Link is what [Emulate] pretends an endpoint is attached to.
 type Link struct {
 	Latency   time.Duration // from the end of a Send to the end of its Recv
 	Bandwidth float64       // of the port, each way, bits per second; 0: no limit
+	// Clock wakes calls when their time has come; nil: timers of Go, which may be a
+	// millisecond late.
+	Clock *alarm.Clock
 }
 
 // EmulatedChannels is the number of channels of an emulated endpoint; the
@@ -134,6 +139,16 @@ func (m *emulated) sleep(ctx context.Context, until time.Time) error {
 	d := time.Until(until)
 	if d <= 0 {
 		return nil
+	}
+	if m.link.Clock != nil {
+		select {
+		case <-m.link.Clock.At(until):
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-m.closed:
+			return ErrClosed
+		}
 	}
 	timer := m.timers.Get().(*time.Timer)
 	defer m.timers.Put(timer)

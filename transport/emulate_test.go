@@ -12,7 +12,7 @@ import (
 func emulatedAll(world int) []Endpoint {
 	es := endpoints(NewMemory(world, MemoryOptions{}), world)
 	for i, e := range es {
-		es[i] = Emulate(e, Link{time.Millisecond, 1e9})
+		es[i] = Emulate(e, Link{Latency: time.Millisecond, Bandwidth: 1e9})
 	}
 	return es
 }

@@ -30,7 +30,7 @@ var networks = []struct {
 	{"emulated", func(t *testing.T, world int) []Endpoint {
 		es := endpoints(NewMemory(world, MemoryOptions{}), world)
 		for i, e := range es {
-			es[i] = Emulate(e, Link{10 * time.Microsecond, 100e9})
+			es[i] = Emulate(e, Link{Latency: 10 * time.Microsecond, Bandwidth: 100e9})
 		}
 		return es
 	}},
