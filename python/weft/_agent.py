@@ -74,7 +74,7 @@ class Agent:
         return s
 
     def _start(self, env: Mapping[str, str]) -> None:
-        program = env.get("WEFT_BINARY") or shutil.which("weft")
+        program = env.get("WEFT_BINARY") or shutil.which("weft", path=env.get("PATH"))
         if not program:
             raise self._error("no program weft on PATH, which is this host's agent: install it, or set WEFT_BINARY to its path")
         stdin, self._lifeline = os.pipe()
