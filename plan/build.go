@@ -88,70 +88,18 @@ func (p *Plan) AddCollectivesAmong(j *job.Job, early int) error {
 	if len(p.Programs) == 0 {
 		return fmt.Errorf("plan: the job's %d collectives need a link, and the plan has no program", len(j.Collectives))
 	}
-	s, old := j.Strip(p.Copies)
-	_, end, err := s.Schedule()
+	x, err := newPlacing(p, j, early)
 	if err != nil {
 		return fmt.Errorf("plan: placing the job's collectives: %w", err)
 	}
-	at := releases{p, s, renumber(len(j.Ops), old), end, s.ReadyOps()}
-	comp, err := newCompute(s, nil)
+	own := x.own()
+	added, err := x.collectives(own)
 	if err != nil {
-		return fmt.Errorf("plan: placing the job's collectives: %w", err)
-	}
-
-	type entry struct {
-		Transfer
-		old  int // position so far; -1: a collective
-		when instant
-	}
-	var own, added []entry
-	var latest instant
-	placed := map[[2]int]bool{} // collective, iteration: already in the program
-	for i, t := range p.Programs[0].Transfers {
-		if t.Bucket < 0 {
-			placed[[2]int{t.Collective, t.Iteration}] = true
-		}
-		latest = later(latest, at.transfer(&t)) // in-order dispatch
-		if i >= early {
-			latest = instant{1, float64(i)}
-		}
-		own = append(own, entry{t, i, latest})
-	}
-	behind := early // own transfers in front of the job's next
-	barrier, next := s.BarrierOps(comp.lanes)
-	if next {
-		barrier = nil
-	}
-	for i := range p.Period {
-		for c := range s.Collectives {
-			if placed[[2]int{c, i}] {
-				continue
-			}
-			x := &s.Collectives[c]
-			kind, err := cluster.ParseKind(x.Kind)
-			if err != nil {
-				return fmt.Errorf("plan: collective %d %q of the job: %w", c, fault.Short(x.Name), err)
-			}
-			when := instant{i, math.Inf(-1)}
-			for _, o := range x.After {
-				when = later(when, instant{i, end[o]})
-				if slices.ContainsFunc(barrier, func(b job.OpID) bool { return comp.precedes(b, o) }) {
-					when.time = math.Inf(1)
-				}
-			}
-			iteration := i
-			if early < len(own) && when.compare(own[0].when) <= 0 {
-				iteration = i + 1
-				behind = p.behind(behind, s, comp, x.After)
-				when = instant{1, float64(behind) - 0.5}
-			}
-			added = append(added, entry{Transfer{Kind: kind, Bucket: -1, Collective: c, Iteration: iteration}, -1, when})
-		}
+		return err
 	}
 	// Stable: at equal times the job's collectives go first, in recorded order.
 	all := append(added, own...)
 	slices.SortStableFunc(all, func(a, b entry) int { return a.when.compare(b.when) })
-
 	moved := make([]int, len(own))
 	out := make([]Transfer, len(all))
 	for i, e := range all {
@@ -165,14 +113,106 @@ func (p *Plan) AddCollectivesAmong(j *job.Job, early int) error {
 	return nil
 }
 
-// behind is where in the first program, from position at on, a collective may
+// placing is the first program while the job's collectives are added.
+type placing struct {
+	releases
+	compute *compute
+	barrier []job.OpID // what follows them comes last in its iteration; nil: the next one waits
+	early   int        // transfers so far that are dispatched before the next forward pass
+}
+
+// entry is a transfer of the program to be.
+type entry struct {
+	Transfer
+	old  int // position so far; -1: it is added
+	when instant
+}
+
+func newPlacing(p *Plan, j *job.Job, early int) (*placing, error) {
+	s, old := j.Strip(p.Copies)
+	_, end, err := s.Schedule()
+	if err != nil {
+		return nil, err
+	}
+	c, err := newCompute(s, nil)
+	if err != nil {
+		return nil, err
+	}
+	barrier, next := s.BarrierOps(c.lanes)
+	if next {
+		barrier = nil
+	}
+	return &placing{releases{p, s, renumber(len(j.Ops), old), end, s.ReadyOps()}, c, barrier, early}, nil
+}
+
+// own are the program's transfers so far, when they are dispatched.
+func (x *placing) own() []entry {
+	var out []entry
+	var latest instant
+	for i, t := range x.plan.Programs[0].Transfers {
+		latest = later(latest, x.transfer(&t)) // in-order dispatch
+		if i >= x.early {
+			latest = instant{1, float64(i)}
+		}
+		out = append(out, entry{t, i, latest})
+	}
+	return out
+}
+
+// collectives are those of the job that the program does not have, when they are
+// dispatched among its own transfers.
+func (x *placing) collectives(own []entry) ([]entry, error) {
+	placed := map[[2]int]bool{} // collective, iteration
+	for _, e := range own {
+		if e.Bucket < 0 {
+			placed[[2]int{e.Collective, e.Iteration}] = true
+		}
+	}
+	behind := x.early // own transfers in front of the job's next
+	var out []entry
+	for i := range x.plan.Period {
+		for c := range x.job.Collectives {
+			if placed[[2]int{c, i}] {
+				continue
+			}
+			k := &x.job.Collectives[c]
+			kind, err := cluster.ParseKind(k.Kind)
+			if err != nil {
+				return nil, fmt.Errorf("plan: collective %d %q of the job: %w", c, fault.Short(k.Name), err)
+			}
+			iteration, when := i, x.issued(i, k)
+			if x.early < len(own) && when.compare(own[0].when) <= 0 {
+				iteration = i + 1
+				behind = x.behind(behind, k.After)
+				when = instant{1, float64(behind) - 0.5}
+			}
+			out = append(out, entry{Transfer{Kind: kind, Bucket: -1, Collective: c, Iteration: iteration}, -1, when})
+		}
+	}
+	return out, nil
+}
+
+// issued is when a collective of the job can be sent in an iteration.
+func (x *placing) issued(iteration int, k *job.Collective) instant {
+	when := instant{iteration, math.Inf(-1)}
+	for _, o := range k.After {
+		when = later(when, instant{iteration, x.end[o]})
+		if slices.ContainsFunc(x.barrier, func(b job.OpID) bool { return x.compute.precedes(b, o) }) {
+			when.time = math.Inf(1)
+		}
+	}
+	return when
+}
+
+// behind is where in the program so far, from position at on, a collective may
 // stand that follows the given ops: behind all transfers of tensors that these
 // ops, or ops before them, read.
-func (p *Plan) behind(at int, j *job.Job, g *compute, after []job.OpID) int {
+func (x *placing) behind(at int, after []job.OpID) int {
+	p := x.plan
 	for i := at; i < len(p.Programs[0].Transfers); i++ {
 		for _, k := range p.Buckets[p.Programs[0].Transfers[i].Bucket].Tensors() {
-			for _, r := range j.Tensors[k].Readers {
-				if slices.ContainsFunc(after, func(o job.OpID) bool { return g.precedes(r, o) }) {
+			for _, r := range x.job.Tensors[k].Readers {
+				if slices.ContainsFunc(after, func(o job.OpID) bool { return x.compute.precedes(r, o) }) {
 					at = i + 1
 				}
 			}

@@ -2,7 +2,9 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
+	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -110,4 +112,22 @@ func want(least, most int, what string) cobra.PositionalArgs {
 // jsonFlag adds --json.
 func jsonFlag(cmd *cobra.Command) *bool {
 	return cmd.Flags().Bool("json", false, "print JSON, with times in microseconds and sizes in bytes")
+}
+
+// output is a file that a command writes beside its report; "": none is asked for.
+type output struct {
+	file  string
+	write func(io.Writer) error
+}
+
+func writeFiles(ctx context.Context, c *cli.Console, outputs []output) error {
+	for _, x := range outputs {
+		if x.file == "" {
+			continue
+		}
+		if err := c.WriteFile(ctx, x.file, x.write); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"io"
 	"os"
 	"path/filepath"
@@ -30,69 +31,82 @@ assumed, and why it is not the same. Without a name it lists the studies.`,
 			return study.Names(), cobra.ShellCompDirectiveNoFileComp
 		},
 	}
-	table := cmd.Flags().String("csv", "", "also write every outcome to this `file`, as CSV")
-	picture := cmd.Flags().String("svg", "", "also write a chart to this `file`")
-	dir := cmd.Flags().String("out", "", "also write both to this `directory`, as NAME.csv and NAME.svg")
-	asJSON := jsonFlag(cmd)
-	cmd.PreRunE = func(cmd *cobra.Command, args []string) error {
-		if *table != "" && *table == *picture {
-			return cli.Usagef("--csv and --svg name the same file, %s", *table)
-		}
-		if *asJSON && (*table == cli.Stdout || *picture == cli.Stdout) {
-			return cli.Usagef("--json prints the report, in place of which comes an output -")
-		}
-		for _, name := range []string{"csv", "svg", "out"} {
-			if len(args) == 0 && cmd.Flags().Changed(name) {
-				return cli.Usagef("--%s without the NAME of a study", name)
-			}
-			if name != "out" && *dir != "" && cmd.Flags().Changed(name) {
-				return cli.Usagef("--out and --%s exclude each other", name)
-			}
-		}
-		return nil
-	}
+	out := newStudied(cmd)
+	cmd.PreRunE = func(cmd *cobra.Command, args []string) error { return out.check(cmd, args) }
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
-			return c.Print(view.Studies(study.All()), *asJSON)
+			return c.Print(view.Studies(study.All()), *out.asJSON)
 		}
 		s, err := study.Lookup(args[0])
 		if err != nil {
 			return cli.Usage(err)
 		}
-		ctx := cmd.Context()
 		var result *study.Result
 		err = c.Track("simulating", func(progress func(done, total int)) error {
-			result, err = study.Run(ctx, s, progress)
+			result, err = study.Run(cmd.Context(), s, progress)
 			return err
 		})
 		if err != nil {
 			return err
 		}
-		report := view.Study(result)
-		if *dir != "" {
-			if err := os.MkdirAll(*dir, 0o777); err != nil {
-				return err
-			}
-			*table, *picture = filepath.Join(*dir, s.Name+".csv"), filepath.Join(*dir, s.Name+".svg")
-		}
-		for _, file := range []struct {
-			name  string
-			write func(io.Writer) error
-		}{
-			{*table, func(w io.Writer) error { return report.CSV(w, view.StudyResults) }},
-			{*picture, func(w io.Writer) error { return view.StudyChart(w, result) }},
-		} {
-			if file.name == "" {
-				continue
-			}
-			if err := c.WriteFile(ctx, file.name, file.write); err != nil {
-				return err
-			}
-		}
-		if *table == cli.Stdout || *picture == cli.Stdout {
-			return nil
-		}
-		return c.Print(report, *asJSON)
+		return out.write(cmd.Context(), c, result)
 	}
 	return cmd
+}
+
+// studied is the flags that say where a study's result goes.
+type studied struct {
+	csv, svg *string // files
+	dir      *string // for both
+	asJSON   *bool
+}
+
+func newStudied(cmd *cobra.Command) *studied {
+	return &studied{
+		csv:    cmd.Flags().String("csv", "", "also write every outcome to this `file`, as CSV"),
+		svg:    cmd.Flags().String("svg", "", "also write a chart to this `file`"),
+		dir:    cmd.Flags().String("out", "", "also write both to this `directory`, as NAME.csv and NAME.svg"),
+		asJSON: jsonFlag(cmd),
+	}
+}
+
+// stdout reports whether an output takes the report's place.
+func (x *studied) stdout() bool { return *x.csv == cli.Stdout || *x.svg == cli.Stdout }
+
+func (x *studied) check(cmd *cobra.Command, args []string) error {
+	if *x.csv != "" && *x.csv == *x.svg {
+		return cli.Usagef("--csv and --svg name the same file, %s", *x.csv)
+	}
+	if *x.asJSON && x.stdout() {
+		return cli.Usagef("--json prints the report, in place of which comes an output -")
+	}
+	for _, name := range []string{"csv", "svg", "out"} {
+		if len(args) == 0 && cmd.Flags().Changed(name) {
+			return cli.Usagef("--%s without the NAME of a study", name)
+		}
+		if name != "out" && *x.dir != "" && cmd.Flags().Changed(name) {
+			return cli.Usagef("--out and --%s exclude each other", name)
+		}
+	}
+	return nil
+}
+
+func (x *studied) write(ctx context.Context, c *cli.Console, r *study.Result) error {
+	csv, svg := *x.csv, *x.svg
+	if *x.dir != "" {
+		if err := os.MkdirAll(*x.dir, 0o777); err != nil {
+			return err
+		}
+		name := filepath.Join(*x.dir, r.Study.Name)
+		csv, svg = name+".csv", name+".svg"
+	}
+	report := view.Study(r)
+	err := writeFiles(ctx, c, []output{
+		{csv, func(w io.Writer) error { return report.CSV(w, view.StudyResults) }},
+		{svg, func(w io.Writer) error { return view.StudyChart(w, r) }},
+	})
+	if err != nil || x.stdout() {
+		return err
+	}
+	return c.Print(report, *x.asJSON)
 }
