@@ -22,9 +22,11 @@ type Policy struct {
 	Title string // one line: what it does
 	Paper string // where it comes from
 	Class Class
-	// Build makes the plan. A policy that searches stops when ctx ends.
-	Build func(ctx context.Context, j *job.Job, c *cluster.Cluster, o Options) (*plan.Plan, error)
+	Build Builder
 }
+
+// Builder makes a plan. One that searches stops when ctx ends.
+type Builder func(ctx context.Context, j *job.Job, c *cluster.Cluster, o Options) (*plan.Plan, error)
 
 // Class tells which plans a policy builds, and so which lower bound they have
 // and what they may be ranked with.
@@ -231,4 +233,15 @@ func Sends(groups [][]job.TensorID) []Send {
 		out[i].Tensors = g
 	}
 	return out
+}
+
+// Cut is an order of tensors in groups, which end at the given positions.
+func Cut(order []job.TensorID, ends []int) [][]job.TensorID {
+	groups := make([][]job.TensorID, len(ends))
+	from := 0
+	for i, to := range ends {
+		groups[i] = order[from:to]
+		from = to
+	}
+	return groups
 }

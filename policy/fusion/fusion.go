@@ -130,15 +130,18 @@ func fuse(j *job.Job, queue []job.TensorID, threshold int64) [][]job.TensorID {
 	return groups
 }
 
-// build wraps a grouping rule into a policy.
-func build(name string, sends func(*job.Job, *cluster.Cluster, *policy.Profile, policy.Options) ([]policy.Send, error)) func(context.Context, *job.Job, *cluster.Cluster, policy.Options) (*plan.Plan, error) {
+// grouping tells what is all-reduced together, and in which order.
+type grouping func(*job.Job, *cluster.Cluster, *policy.Profile, policy.Options) ([]policy.Send, error)
+
+// build makes a policy of a grouping.
+func build(name string, group grouping) policy.Builder {
 	return func(_ context.Context, j *job.Job, c *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
 		o = o.WithDefaults()
 		p, err := policy.NewProfile(j, c, o.Copies)
 		if err != nil {
 			return nil, err
 		}
-		s, err := sends(j, c, p, o)
+		s, err := group(j, c, p, o)
 		if err != nil {
 			return nil, err
 		}

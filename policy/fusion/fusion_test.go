@@ -212,7 +212,7 @@ func TestGroupingsAgainstBruteForce(t *testing.T) {
 			}
 			alone = f // the last has every cut
 		}
-		for name, rule := range map[string]func(_, _ []float64, _ []bool, _, _ float64) []int{"greedy": greedy, "exact": exact} {
+		for name, rule := range map[string]rule{"greedy": greedy, "exact": exact} {
 			ends := rule(ready, bytes, unlike, alpha, 1)
 			for i := 1; i < n; i++ {
 				if unlike[i] && !slices.Contains(ends, i) {

@@ -28,9 +28,13 @@ var MGWFBPExact = policy.Policy{
 	Build: build("mg-wfbp-exact", merged(exact)),
 }
 
-// merged applies a grouping rule to gradients in ready order, with the first
-// link's start-up alpha (microseconds) and beta (microseconds a byte).
-func merged(rule func(ready, bytes []float64, unlike []bool, alpha, beta float64) []int) func(*job.Job, *cluster.Cluster, *policy.Profile, policy.Options) ([]policy.Send, error) {
+// rule merges gradients in ready order into contiguous groups, and begins one where
+// a gradient is unlike the one before. The link has the start-up alpha
+// (microseconds) and beta (microseconds a byte). It returns the ends of the groups.
+type rule func(ready, bytes []float64, unlike []bool, alpha, beta float64) (ends []int)
+
+// merged applies a rule on the first link.
+func merged(r rule) grouping {
 	return func(j *job.Job, c *cluster.Cluster, p *policy.Profile, _ policy.Options) ([]policy.Send, error) {
 		alpha, beta, err := c.AlphaBeta(0, cluster.AllReduce)
 		if err != nil {
@@ -42,13 +46,7 @@ func merged(rule func(ready, bytes []float64, unlike []bool, alpha, beta float64
 			ready[i], bytes[i] = p.Ready[k], float64(j.Tensors[k].GradBytes())
 			unlike[i] = i > 0 && j.Tensors[k].Grad != j.Tensors[p.Order[i-1]].Grad
 		}
-		var groups [][]job.TensorID
-		from := 0
-		for _, to := range rule(ready, bytes, unlike, alpha, beta) {
-			groups = append(groups, p.Order[from:to])
-			from = to
-		}
-		return policy.Sends(groups), nil
+		return policy.Sends(policy.Cut(p.Order, r(ready, bytes, unlike, alpha, beta))), nil
 	}
 }
 
@@ -81,7 +79,8 @@ func merge(ready, bytes []float64, unlike []bool, alpha, beta float64, join func
 }
 
 // exact minimises the end of the last of contiguous groups:
-// H[j] = min over i < j of max(H[i], ready[j]) + alpha + beta·bytes(i+1..j).
+// H[j] = min over i < j of max(H[i], ready[j]) + alpha + beta·bytes(i+1..j). Of
+// equals it takes the shortest last group, where DynaComm's takes the longest.
 func exact(ready, bytes []float64, unlike []bool, alpha, beta float64) []int {
 	n := len(ready)
 	best, cut := make([]float64, n+1), make([]int, n+1)

@@ -46,7 +46,7 @@ var DynaComm = policy.Policy{
 		}
 		_, pulls := pull(sizes(j, p.Use, beta), reads(p), alpha)
 		o.InFlight = 1
-		return fill(out, j, segments(p.Order, pushes), segments(p.Use, pulls), o)
+		return fill(out, j, policy.Cut(p.Order, pushes), policy.Cut(p.Use, pulls), o)
 	},
 }
 
@@ -155,17 +155,6 @@ func sums(values []float64) []float64 {
 	out := make([]float64, len(values)+1)
 	for i, v := range values {
 		out[i+1] = out[i] + v
-	}
-	return out
-}
-
-// segments cuts an order at the given ends.
-func segments(order []job.TensorID, ends []int) [][]job.TensorID {
-	var out [][]job.TensorID
-	from := 0
-	for _, end := range ends {
-		out = append(out, order[from:end])
-		from = end
 	}
 	return out
 }
