@@ -83,8 +83,9 @@ type Profile struct {
 	Read  []float64      // by tensor, from the start of the iteration; +Inf: the job does not say who reads it
 	Use   []job.TensorID // by first read; at equal times the lower tensor first
 	// Forward is from the start of the iteration to that of the backward pass,
-	// Backward from there to the last gradient.
-	Forward, Backward float64
+	// Backward from there to the last gradient, End from there to the end of all
+	// computation.
+	Forward, Backward, End float64
 	Scale             float64 // by what op times are multiplied on the slowest worker
 	// Collectives are when the job's own are issued, from the start of the
 	// backward pass: negative in forward.
@@ -102,10 +103,13 @@ func NewProfile(j *job.Job, c *cluster.Cluster, copies bool) (*Profile, error) {
 		return nil, err
 	}
 	scale := c.Slowest()
-	origin := math.Inf(1)
+	origin, last := math.Inf(1), 0.0
 	for o := range s.Ops {
 		if s.Ops[o].Phase == job.Backward {
 			origin = min(origin, start[o])
+		}
+		if s.Computes(s.Ops[o].Lane) {
+			last = max(last, end[o])
 		}
 	}
 	if math.IsInf(origin, 1) {
@@ -122,7 +126,7 @@ func NewProfile(j *job.Job, c *cluster.Cluster, copies bool) (*Profile, error) {
 	p := &Profile{
 		Ready: make([]float64, n), Order: make([]job.TensorID, n),
 		Read: make([]float64, n), Use: make([]job.TensorID, n),
-		Forward: origin * scale, Scale: scale,
+		Forward: origin * scale, End: (last - origin) * scale, Scale: scale,
 	}
 	for k, ops := range s.ReadyOps() {
 		p.Ready[k], p.Order[k] = latest(ops), job.TensorID(k)

@@ -1,13 +1,11 @@
 package caramel
 
 import (
-	"cmp"
-	"fmt"
-	"math"
 	"slices"
 
 	"weft/cluster"
 	"weft/job"
+	"weft/policy"
 )
 
 // timing is what a compute order leaves to the network, on the slowest worker, in
@@ -24,50 +22,21 @@ type timing struct {
 // measure executes a stripped job without a plan. Updates take place at the first
 // read if crossing, else all at the end.
 func measure(j *job.Job, c *cluster.Cluster, crossing bool) (*timing, error) {
-	n := len(j.Tensors)
-	if n == 0 {
-		return nil, fmt.Errorf("job %q has no tensors: there is nothing to communicate", j.Name)
-	}
 	updates, bare := updateTimes(j)
-	start, end, err := bare.Schedule()
+	p, err := policy.NewProfile(bare, c, true) // nothing is left but the copies that the plan keeps
 	if err != nil {
 		return nil, err
 	}
-	scale := c.Slowest()
-	origin, last := math.Inf(1), 0.0
-	for o := range j.Ops {
-		if j.Ops[o].Phase == job.Backward {
-			origin = min(origin, start[o])
-		}
-		if j.Computes(j.Ops[o].Lane) {
-			last = max(last, end[o])
-		}
-	}
-	if math.IsInf(origin, 1) {
-		return nil, fmt.Errorf("job %q has no backward op", j.Name)
-	}
-	t := &timing{ready: make([]float64, n), due: make([]float64, n), use: make([]job.TensorID, n), end: (last - origin) * scale}
-	for k, ops := range j.ReadyOps() {
-		for _, o := range ops {
-			t.ready[k] = max(t.ready[k], (end[o]-origin)*scale)
-		}
-		t.use[k] = job.TensorID(k)
-		first := last
-		for _, o := range j.Tensors[k].Readers {
-			first = min(first, start[o])
-		}
-		t.due[k] = t.end + first*scale
-	}
-	slices.SortStableFunc(t.use, func(a, b job.TensorID) int { return cmp.Compare(t.due[a], t.due[b]) })
+	t := &timing{ready: p.Ready, due: make([]float64, len(p.Use)), use: p.Use, end: p.End}
 	before := 0.0
 	for _, k := range t.use {
-		t.due[k] += before
-		if !crossing {
-			t.due[k] = t.end
+		t.due[k] = t.end
+		if crossing {
+			t.due[k] += min(p.Read[k], p.Forward+p.End) + before
 		}
-		before += updates[k] * scale
+		before += updates[k] * p.Scale
 	}
-	t.compute = last*scale + before
+	t.compute = p.Forward + p.End + before
 	return t, nil
 }
 
