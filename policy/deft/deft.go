@@ -67,16 +67,16 @@ func (o Options) build(ctx context.Context, j *job.Job, c *cluster.Cluster, po p
 
 // period is the generations of a period. The first begins to travel in the
 // period that was solved, but its first iteration may lie before that.
-func (s *Solution) period() []Generation {
+func (s *solution) period() []generation {
 	at := s.first()
 	return s.Generations[at : at+s.Updates]
 }
 
-func (s *Solution) first() int {
-	return slices.IndexFunc(s.Generations, func(g Generation) bool { return g.Last() >= s.Prologue })
+func (s *solution) first() int {
+	return slices.IndexFunc(s.Generations, func(g generation) bool { return g.last() >= s.Prologue })
 }
 
-func (s *Solution) lengths() []int {
+func (s *solution) lengths() []int {
 	var out []int
 	for _, g := range s.period() {
 		out = append(out, g.Length)
@@ -85,11 +85,11 @@ func (s *Solution) lengths() []int {
 }
 
 // rate is the update rate.
-func (s *Solution) rate() float64 { return float64(s.Updates) / float64(s.Period) }
+func (s *solution) rate() float64 { return float64(s.Updates) / float64(s.Period) }
 
-func (s *Solution) delay() (delay, staleness int) {
+func (s *solution) delay() (delay, staleness int) {
 	for _, g := range s.period() {
-		delay = max(delay, g.Applied-g.Last())
+		delay = max(delay, g.Applied-g.last())
 		staleness = max(staleness, g.Applied-g.First)
 	}
 	return delay, staleness
@@ -97,7 +97,7 @@ func (s *Solution) delay() (delay, staleness int) {
 
 // buffers counts the generations in use at once; early: writes may come so many
 // iterations before the update.
-func (s *Solution) buffers(early int) int {
+func (s *solution) buffers(early int) int {
 	most := 1
 	for i := range s.Period {
 		n := 0
@@ -114,7 +114,7 @@ func floor(a, b int) int { return int(math.Floor(float64(a) / float64(b))) }
 
 // plan makes the periodic plan, without buffers, notes and collectives. Its
 // period begins with an iteration in which a generation begins.
-func (s *Solution) plan(m *model, buckets []plan.Bucket, copies bool) (*plan.Plan, error) {
+func (s *solution) plan(m *model, buckets []plan.Bucket, copies bool) (*plan.Plan, error) {
 	p, err := policy.Start("deft", m.job, m.cluster, policy.Options{Copies: copies})
 	if err != nil {
 		return nil, err
@@ -129,7 +129,7 @@ func (s *Solution) plan(m *model, buckets []plan.Bucket, copies bool) (*plan.Pla
 		p.Generations = append(p.Generations, plan.Generation{First: g.First - origin, Length: g.Length})
 		p.Updates = append(p.Updates, plan.Update{Generation: i, At: plan.AtStep, Iteration: g.Applied - origin})
 	}
-	sends := make([][]Send, s.Prologue+s.Period) // by iteration
+	sends := make([][]send, s.Prologue+s.Period) // by iteration
 	for _, x := range s.Sends {
 		sends[x.Iteration] = append(sends[x.Iteration], x)
 	}

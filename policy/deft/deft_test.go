@@ -41,7 +41,7 @@ func each(j *job.Job) []plan.Bucket {
 }
 
 // build makes the plan of a schedule in which each tensor is a bucket.
-func build(t testing.TB, j *job.Job, c *cluster.Cluster, r Rule) *plan.Plan {
+func build(t testing.TB, j *job.Job, c *cluster.Cluster, r rule) *plan.Plan {
 	t.Helper()
 	m, err := newModel(j, c, false)
 	if err != nil {
@@ -51,7 +51,7 @@ func build(t testing.TB, j *job.Job, c *cluster.Cluster, r Rule) *plan.Plan {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x := candidate{Solution: solve(t, p, r), shape: &shape{model: m, buckets: each(j)}}
+	x := candidate{solution: solve(t, p, r), shape: &shape{model: m, buckets: each(j)}}
 	s := search{model: m, limits: plan.AnyLimits}
 	out, err := s.legal(&x)
 	if err != nil {
@@ -287,7 +287,7 @@ func TestEveryPlanIsLegal(t *testing.T) {
 func TestSolutions(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n, links := rapid.IntRange(1, 9).Draw(t, "buckets"), rapid.IntRange(1, 3).Draw(t, "links")
-		p := Problem{
+		p := problem{
 			Forward: float64(rapid.IntRange(0, 50).Draw(t, "forward")), Backward: float64(rapid.IntRange(1, 90).Draw(t, "backward")),
 			Capacity: 1 + float64(rapid.IntRange(0, 10).Draw(t, "kappa"))/10, Cost: make([][]float64, links),
 		}
@@ -306,11 +306,8 @@ func TestSolutions(t *testing.T) {
 		for l := range links {
 			speed += 1 / float64(l+1)
 		}
-		r := Rule{Delay: rapid.IntRange(0, 4).Draw(t, "delay"), Length: rapid.IntRange(1, 4).Draw(t, "length")}
-		s, err := Solve(context.Background(), p, r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := rule{Delay: rapid.IntRange(0, 4).Draw(t, "delay"), Length: rapid.IntRange(1, 4).Draw(t, "length")}
+		s := solve(t, p, r)
 		// Overruns enlarge windows too.
 		if most := (p.Capacity*(p.Forward+p.Backward)*float64(s.Period) + s.Overrun) * speed / c; float64(s.Updates) > min(most, float64(s.Period))+1e-9 {
 			t.Fatalf("J = %d in K = %d: the bound is %v", s.Updates, s.Period, most)
@@ -330,7 +327,7 @@ func TestSolutions(t *testing.T) {
 		}
 		next := 0
 		for g, x := range s.Generations {
-			if x.First != next || x.Applied < x.Last() || g > 0 && x.Applied < s.Generations[g-1].Applied {
+			if x.First != next || x.Applied < x.last() || g > 0 && x.Applied < s.Generations[g-1].Applied {
 				t.Fatalf("generations %v: wrong from %d on", s.Generations, g)
 			}
 			next = x.First + x.Length
@@ -342,7 +339,7 @@ func TestSolutions(t *testing.T) {
 			if seen[[2]int{x.Generation, x.Bucket}]++; seen[[2]int{x.Generation, x.Bucket}] > 1 {
 				t.Fatalf("generation %d sends bucket %d twice", x.Generation, x.Bucket)
 			}
-			if x.Iteration < g.Last() || x.Iteration > g.Applied || x.Iteration == g.Last() && !x.Backward {
+			if x.Iteration < g.last() || x.Iteration > g.Applied || x.Iteration == g.last() && !x.Backward {
 				t.Fatalf("%v of %v", x, g)
 			}
 			at := [3]int{x.Link, x.Iteration, 0}

@@ -166,8 +166,8 @@ func (m *model) ready(b plan.Bucket) float64 {
 }
 
 // problem is what the solver has to know of the buckets.
-func (m *model) problem(buckets []plan.Bucket) (Problem, error) {
-	p := Problem{
+func (m *model) problem(buckets []plan.Bucket) (problem, error) {
+	p := problem{
 		Forward: m.profile.Forward, Backward: m.profile.Backward,
 		Cost: make([][]float64, len(m.links)),
 	}
@@ -176,7 +176,7 @@ func (m *model) problem(buckets []plan.Bucket) (Problem, error) {
 		for l, link := range m.links {
 			t, err := m.cost(link, cluster.AllReduce, buckets[i].Bytes(m.job))
 			if err != nil {
-				return Problem{}, err
+				return problem{}, err
 			}
 			p.Cost[l] = append(p.Cost[l], t)
 		}
@@ -214,7 +214,7 @@ func (m *model) taken() ([][2]float64, error) {
 }
 
 // load is the time of a generation that keeps all links busy at once.
-func (p *Problem) load() float64 {
+func (p *problem) load() float64 {
 	rate := 0.0
 	for l := range p.Cost {
 		sum := 0.0

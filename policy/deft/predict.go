@@ -4,9 +4,9 @@ package deft
 // it: a lane that computes and waits, at the end of an iteration, for what is
 // applied there; links that send in the order of the schedule, each transfer as
 // soon as its link is free and its bucket is ready.
-func (s *Solution) predict(p *Problem) float64 {
+func (s *solution) predict(p *problem) float64 {
 	const periods, measured = 4, 2
-	sends := make([][2][]Send, s.Prologue+s.Period) // by iteration and pass
+	sends := make([][2][]send, s.Prologue+s.Period) // by iteration and pass
 	for _, x := range s.Sends {
 		pass := forward
 		if x.Backward {
@@ -23,7 +23,7 @@ func (s *Solution) predict(p *Problem) float64 {
 	first := s.first()
 	last := func(g int) int { // iteration of a generation, also of one behind the log
 		n := max(0, g-first) / s.Updates
-		return s.Generations[g-n*s.Updates].Last() + n*s.Period
+		return s.Generations[g-n*s.Updates].last() + n*s.Period
 	}
 
 	free := make([]float64, len(p.Cost))
@@ -55,7 +55,7 @@ func (s *Solution) predict(p *Problem) float64 {
 }
 
 // take lets the links send, from a time on, what the job itself sends in a pass.
-func (p *Problem) take(free []float64, pass int, from float64) {
+func (p *problem) take(free []float64, pass int, from float64) {
 	for l := range p.Taken {
 		if t := p.Taken[l][pass]; t > 0 {
 			free[l] = max(free[l], from) + t

@@ -17,13 +17,13 @@ type Statistics struct {
 	Sum bool
 }
 
-// Expect is the expected loss after one update of the Gaussian walk with
+// expect is the expected loss after one update of the Gaussian walk with
 // rebound (Yin, Luo, Nakamura, KDD 2017) from the loss s:
 //
 //	s' = |s - floor - rate·d| + floor, d ~ N(drift, spread²/samples)
 //
 // That DeFT uses it is unverified.
-func Expect(s, floor, rate, drift, spread, samples float64) float64 {
+func expect(s, floor, rate, drift, spread, samples float64) float64 {
 	z := s - floor - rate*drift
 	deviation := rate * spread / math.Sqrt(samples)
 	if deviation == 0 {
@@ -33,16 +33,16 @@ func Expect(s, floor, rate, drift, spread, samples float64) float64 {
 	return z*math.Erf(a/math.Sqrt2) + deviation*math.Sqrt(2/math.Pi)*math.Exp(-a*a/2) + floor
 }
 
-// Chain is the expected loss after one update by each of the generations, whose
+// chain is the expected loss after one update by each of the generations, whose
 // lengths are given in iterations, drift and spread held.
-func (s *Statistics) Chain(lengths []int) float64 {
+func (s *Statistics) chain(lengths []int) float64 {
 	loss := s.Loss
 	for _, k := range lengths {
 		rate := s.Rate
 		if s.Sum {
 			rate *= float64(k)
 		}
-		loss = Expect(loss, s.Floor, rate, s.Drift, s.Spread, s.Samples*float64(k))
+		loss = expect(loss, s.Floor, rate, s.Drift, s.Spread, s.Samples*float64(k))
 	}
 	return loss
 }
@@ -58,7 +58,7 @@ func (s *Statistics) Ratio(lengths []int) float64 {
 	for i := range single {
 		single[i] = 1
 	}
-	base, got := s.Chain(single), s.Chain(lengths)
+	base, got := s.chain(single), s.chain(lengths)
 	if base == got {
 		return 1
 	}

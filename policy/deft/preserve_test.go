@@ -11,16 +11,16 @@ func near(a, b, by float64) bool { return math.Abs(a-b) <= by }
 
 // Section 13.8: z = 0.05 - 0.1·0.4 = 0.01, deviation 0.1·2/4 = 0.05, a = 0.2.
 func TestExpect(t *testing.T) {
-	if got := Expect(0.05, 0, 0.1, 0.4, 2, 16); !near(got, 0.0406895, 5e-8) {
+	if got := expect(0.05, 0, 0.1, 0.4, 2, 16); !near(got, 0.0406895, 5e-8) {
 		t.Errorf("E = %.7f, want 0.0406895", got)
 	}
 	// Without spread the walk is a step, and below the floor it rebounds.
-	if got := Expect(1, 0.25, 0.5, 2, 0, 16); got != 0.25+0.25 {
+	if got := expect(1, 0.25, 0.5, 2, 0, 16); got != 0.25+0.25 {
 		t.Errorf("E = %v, want |1 - 0.25 - 1| + 0.25", got)
 	}
 }
 
-// Expect is the mean of |x| + floor over the normal distribution.
+// expect is the mean of |x| + floor over the normal distribution.
 func TestExpectIsTheMean(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, floor := rapid.Float64Range(0, 3).Draw(t, "loss"), rapid.Float64Range(0, 1).Draw(t, "floor")
@@ -34,7 +34,7 @@ func TestExpectIsTheMean(t *testing.T) {
 			mass += w
 			sum += w * (math.Abs(s-floor-rate*(drift+u*spread/math.Sqrt(m))) + floor)
 		}
-		if got := Expect(s, floor, rate, drift, spread, m); !near(got, sum/mass, 1e-5) {
+		if got := expect(s, floor, rate, drift, spread, m); !near(got, sum/mass, 1e-5) {
 			t.Fatalf("E = %v, integrated %v", got, sum/mass)
 		}
 	})
@@ -54,9 +54,9 @@ func TestRatio(t *testing.T) {
 		sum := s
 		sum.Sum = true
 		for name, v := range map[string][2]float64{
-			"base":     {s.Chain([]int{1, 1, 1}), x.base},
-			"averaged": {s.Chain([]int{1, 2}), x.averaged},
-			"summed":   {sum.Chain([]int{1, 2}), x.summed},
+			"base":     {s.chain([]int{1, 1, 1}), x.base},
+			"averaged": {s.chain([]int{1, 2}), x.averaged},
+			"summed":   {sum.chain([]int{1, 2}), x.summed},
 		} {
 			if !near(v[0], v[1], 5e-7) {
 				t.Errorf("loss %v, %s: %.6f, want %.6f", x.loss, name, v[0], v[1])

@@ -32,14 +32,14 @@ type search struct {
 type shape struct {
 	*model
 	buckets []plan.Bucket
-	problem Problem
-	load    float64 // see Problem.load
+	problem problem
+	load    float64 // see problem.load
 	solver  *solver // with windows of the size that computation hides
 }
 
 // candidate is a schedule within the limits.
 type candidate struct {
-	*Solution
+	*solution
 	shape    *shape
 	capacity float64
 	time     float64 // of an iteration, microseconds: predicted, in the end simulated
@@ -105,24 +105,24 @@ func (s *search) shapes() ([]*shape, error) {
 
 // rules are those within the limits that may serve, the shortest generations
 // first. One update an iteration, one late, is always among them.
-func (s *search) rules(x *shape) []Rule {
+func (s *search) rules(x *shape) []rule {
 	longest := mostDelay
 	if r := s.limits.MinUpdateRate; r > 0 {
 		longest = int(min(1/r+rounding, mostDelay))
 	}
 	// So many iterations hide a generation.
 	hidden := int(min(math.Ceil(x.load/(s.profile.Forward+s.profile.Backward)), mostDelay))
-	var out []Rule
+	var out []rule
 	for _, length := range []int{1, hidden - 1, hidden, hidden + 1, longest} {
 		for _, delay := range []int{1, 2, length - 1, length, length + 1} {
-			r := Rule{Delay: delay, Length: length}
+			r := rule{Delay: delay, Length: length}
 			if length >= 1 && length <= longest && delay >= 1 && delay <= s.limits.MaxDelay &&
 				delay+length-1 <= s.limits.MaxStaleness && !slices.Contains(out, r) {
 				out = append(out, r)
 			}
 		}
 	}
-	slices.SortFunc(out, func(a, b Rule) int {
+	slices.SortFunc(out, func(a, b rule) int {
 		return cmp.Or(cmp.Compare(a.Length, b.Length), cmp.Compare(a.Delay, b.Delay))
 	})
 	return out
@@ -130,7 +130,7 @@ func (s *search) rules(x *shape) []Rule {
 
 // try solves under a rule. While the schedule is rejected, and once more if it
 // has not an update an iteration, the windows are enlarged.
-func (s *search) try(ctx context.Context, x *shape, r Rule) error {
+func (s *search) try(ctx context.Context, x *shape, r rule) error {
 	solver, capacity := x.solver, 1.0
 	for grown := 0; ; grown++ {
 		got, err := solver.solve(ctx, r)
@@ -155,7 +155,7 @@ func (s *search) try(ctx context.Context, x *shape, r Rule) error {
 }
 
 // met: the schedule is within the limits, and the preserver accepts it.
-func (s *search) met(x *Solution) bool {
+func (s *search) met(x *solution) bool {
 	delay, staleness := x.delay()
 	return delay <= s.limits.MaxDelay && staleness <= s.limits.MaxStaleness && x.rate() >= s.limits.MinUpdateRate-rounding &&
 		(s.Statistics == nil || math.Abs(s.Statistics.Ratio(x.lengths())-1) <= s.Tolerance)
@@ -189,7 +189,7 @@ func (x *candidate) compare(y *candidate) int {
 }
 
 // same: both are the same, as far as they are ranked.
-func (x *Solution) same(y *Solution) bool {
+func (x *solution) same(y *solution) bool {
 	xd, xs := x.delay()
 	yd, ys := y.delay()
 	return x.Time == y.Time && x.rate() == y.rate() && xd == yd && xs == ys

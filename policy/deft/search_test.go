@@ -79,9 +79,9 @@ func TestDelayOneAtCoverageTwo(t *testing.T) {
 // staleness, then the fewest buffers.
 func TestBest(t *testing.T) {
 	one := func(time float64, updates, period, staleness int) candidate {
-		g := Generation{First: 0, Length: 1, Applied: staleness}
-		s := &Solution{Updates: updates, Period: period, Generations: []Generation{g, g, g}}
-		return candidate{Solution: s, time: time}
+		g := generation{First: 0, Length: 1, Applied: staleness}
+		s := &solution{Updates: updates, Period: period, Generations: []generation{g, g, g}}
+		return candidate{solution: s, time: time}
 	}
 	for _, x := range []struct {
 		all  []candidate
@@ -103,7 +103,7 @@ func TestSynchronous(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		j, _ := layers(rapid.Uint64().Draw(r, "seed"), rapid.IntRange(1, 6).Draw(r, "layers"), float64(rapid.IntRange(1, 30).Draw(r, "coverage"))/10)
 		c := wire(float64(rapid.IntRange(0, 500).Draw(r, "alpha")), 1)
-		p := build(t, j, c, Rule{})
+		p := build(t, j, c, rule{})
 		if !p.Synchronous() {
 			r.Fatalf("delay %d, %d updates in %d", p.MaxDelay, len(p.Generations), p.Period)
 		}
@@ -130,7 +130,7 @@ func TestSynchronous(t *testing.T) {
 // they do (10-14-17), and the next 4 begins behind them (17-26). That leaves nothing
 // of the forward pass, and of the backward pass 8: 3 and 1.
 func TestCollectivesTakeRoom(t *testing.T) {
-	p := Problem{Forward: 9, Backward: 18, Ready: []float64{8, 10, 14, 18}, Cost: [][]float64{{9, 5, 4, 3}}, Taken: [][2]float64{{1, 0}}}
+	p := problem{Forward: 9, Backward: 18, Ready: []float64{8, 10, 14, 18}, Cost: [][]float64{{9, 5, 4, 3}}, Taken: [][2]float64{{1, 0}}}
 	for _, x := range []struct {
 		taken float64
 		want  string

@@ -8,10 +8,10 @@ import (
 	"slices"
 )
 
-// Problem is what the solver knows. Times are microseconds. Buckets are in
+// problem is what the solver knows. Times are microseconds. Buckets are in
 // dispatch order, N..1: the first becomes ready first. Links are in the order of
 // their speed, the fastest first; at most four.
-type Problem struct {
+type problem struct {
 	Forward, Backward float64
 	Ready             []float64   // by bucket, from the start of the backward pass
 	Cost              [][]float64 // by link, then bucket: time of its transfer
@@ -23,8 +23,8 @@ type Problem struct {
 	Capacity float64
 }
 
-// Rule is what bounds the queues.
-type Rule struct {
+// rule is what bounds the queues.
+type rule struct {
 	// Delay is the largest: what a generation has not sent in the backward pass so
 	// many iterations behind its last goes in that pass all the same, however far
 	// it overruns. 0 is synchronous, and more than 32 is as 32.
@@ -33,8 +33,8 @@ type Rule struct {
 	Length int
 }
 
-// Send is the transfer of a bucket, in the window that the solver chose.
-type Send struct {
+// send is the transfer of a bucket, in the window that the solver chose.
+type send struct {
 	Iteration  int
 	Backward   bool // in the backward window of the iteration, else in the forward
 	Link       int
@@ -42,21 +42,21 @@ type Send struct {
 	Bucket     int
 }
 
-// Generation is a run of iterations whose gradients travel together.
-type Generation struct {
+// generation is a run of iterations whose gradients travel together.
+type generation struct {
 	First, Length int
 	Applied       int // at the end of which iteration; not yet: -1
 }
 
-// Last is the generation's last iteration.
-func (g Generation) Last() int { return g.First + g.Length - 1 }
+// last is the generation's last iteration.
+func (g generation) last() int { return g.First + g.Length - 1 }
 
-// Solution is the run of the two queues from empty ones until their state
+// solution is the run of the two queues from empty ones until their state
 // repeats: iterations up to Prologue happen once, the Period iterations behind
 // it for ever. The log ends with them.
-type Solution struct {
-	Sends       []Send // in the order of dispatch
-	Generations []Generation
+type solution struct {
+	Sends       []send // in the order of dispatch
+	Generations []generation
 	// Cases are 'A', 'B' and 'C' of section 13.4 by iteration; 'D': nothing is
 	// left to send, but the next generation is not long enough yet.
 	Cases    []byte
@@ -86,20 +86,10 @@ const (
 	mostDelay = 32
 )
 
-// Solve runs the two queues of section 13.4, within the bounds of a rule. The
-// error says what is wrong with the problem, or is that of ctx.
-func Solve(ctx context.Context, p Problem, r Rule) (*Solution, error) {
-	s, err := newSolver(p, newWork())
-	if err != nil {
-		return nil, err
-	}
-	return s.solve(ctx, r)
-}
-
 // solver is a problem in quanta. Schedules of one problem under several rules
 // share what it has packed.
 type solver struct {
-	problem Problem
+	problem problem
 	quantum float64  // microseconds
 	window  [2]int   // forward, backward
 	taken   [][2]int // by link
@@ -113,7 +103,8 @@ const (
 	backward = 1
 )
 
-func newSolver(p Problem, w *work) (*solver, error) {
+// newSolver returns an error that says what is wrong with the problem.
+func newSolver(p problem, w *work) (*solver, error) {
 	n, links := len(p.Ready), len(p.Cost)
 	if n == 0 || links == 0 || links > maxLinks {
 		return nil, fmt.Errorf("deft: %d buckets on %d links; need at least 1 on 1 to %d", n, links, maxLinks)
@@ -181,8 +172,9 @@ func (s *solver) oversized(b *item) bool {
 	return true
 }
 
-// solve runs the queues until their state repeats.
-func (s *solver) solve(ctx context.Context, r Rule) (*Solution, error) {
+// solve runs the two queues of section 13.4, within the bounds of a rule, until
+// their state repeats. The error is that of ctx.
+func (s *solver) solve(ctx context.Context, r rule) (*solution, error) {
 	links := len(s.problem.Cost)
 	r.Delay = min(r.Delay, mostDelay)
 	m := &machine{solver: s, rule: r, current: none, free: make([]int, links)}
@@ -203,7 +195,7 @@ func (s *solver) solve(ctx context.Context, r Rule) (*Solution, error) {
 			m.Prologue, m.Period = at+1, t-at
 			m.Overrun = float64(overrun[t+1]-overrun[at+1]) * s.quantum
 			for _, g := range m.Generations {
-				if g.Last() > at {
+				if g.last() > at {
 					m.Updates++
 				}
 			}
@@ -217,9 +209,9 @@ func (s *solver) solve(ctx context.Context, r Rule) (*Solution, error) {
 
 // machine is the state of the two queues. Times are quanta.
 type machine struct {
-	Solution
+	solution
 	*solver
-	rule Rule
+	rule rule
 
 	current int   // CUR: the generation that is being sent; -1 before the first
 	unsent  []int // its buckets that wait
@@ -233,10 +225,10 @@ type machine struct {
 
 // complete tells of the generations that are under way when the log ends when
 // they will be applied.
-func (m *machine) complete() *Solution {
-	s := m.Solution
+func (m *machine) complete() *solution {
+	s := m.solution
 	s.Generations = slices.Clone(s.Generations)
-	for n, t := len(s.Generations), len(s.Cases); slices.ContainsFunc(m.Generations[:n], func(g Generation) bool { return g.Applied == none }); t++ {
+	for n, t := len(s.Generations), len(s.Cases); slices.ContainsFunc(m.Generations[:n], func(g generation) bool { return g.Applied == none }); t++ {
 		m.iteration(t)
 	}
 	copy(s.Generations, m.Generations)
@@ -249,7 +241,7 @@ func (m *machine) key(t int) string {
 	var underway []int
 	add := func(g int) {
 		x := &m.Generations[g]
-		underway = append(underway, m.current-g, t-x.Last(), m.end[g])
+		underway = append(underway, m.current-g, t-x.last(), m.end[g])
 	}
 	for _, g := range m.sent {
 		add(g)
@@ -309,7 +301,7 @@ func (m *machine) iteration(t int) {
 }
 
 // due: generation g has to be applied at the end of iteration t.
-func (m *machine) due(g, t int) bool { return t >= m.Generations[g].Last()+m.rule.Delay }
+func (m *machine) due(g, t int) bool { return t >= m.Generations[g].last()+m.rule.Delay }
 
 // open begins a window: what the job itself sends goes first.
 func (m *machine) open(window int) {
@@ -334,7 +326,7 @@ func (m *machine) elapse(time int) {
 // promote makes FUT and iteration t the generation that is being sent.
 func (m *machine) promote(t int) {
 	m.current = len(m.Generations)
-	m.Generations = append(m.Generations, Generation{First: t - m.future, Length: m.future + 1, Applied: none})
+	m.Generations = append(m.Generations, generation{First: t - m.future, Length: m.future + 1, Applied: none})
 	m.end = append(m.end, 0)
 	m.future = 0
 	for i := range m.buckets {
@@ -408,7 +400,7 @@ func (m *machine) put(t, window, l, i int, fresh bool) {
 	b := &m.buckets[i]
 	m.free[l] = b.start(m.free[l], fresh) + b.weight[l]
 	m.end[m.current] = max(m.end[m.current], m.free[l])
-	m.Sends = append(m.Sends, Send{t, window == backward, l, m.current, i})
+	m.Sends = append(m.Sends, send{t, window == backward, l, m.current, i})
 }
 
 // start is when the bucket can be sent on a link that is free at a time.

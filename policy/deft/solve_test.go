@@ -14,7 +14,7 @@ import (
 
 // log writes a solution as the table of section 13.10: a line an iteration,
 // buckets named from 1 next to the input.
-func (s *Solution) log(buckets, iterations int) string {
+func (s *solution) log(buckets, iterations int) string {
 	var b strings.Builder
 	for t := range min(iterations, len(s.Cases)) {
 		fmt.Fprintf(&b, "%d %c:", t, s.Cases[t])
@@ -39,11 +39,15 @@ func (s *Solution) log(buckets, iterations int) string {
 }
 
 // unbound leaves the queues to themselves, as section 13.4 has them.
-var unbound = Rule{Delay: mostDelay}
+var unbound = rule{Delay: mostDelay}
 
-func solve(t testing.TB, p Problem, r Rule) *Solution {
+func solve(t rapid.TB, p problem, r rule) *solution {
 	t.Helper()
-	s, err := Solve(context.Background(), p, r)
+	x, err := newSolver(p, newWork())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := x.solve(context.Background(), r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +58,7 @@ func solve(t testing.TB, p Problem, r Rule) *Solution {
 // 3, 2 of the generation before (5 + 4 = 9 = F); the backward pass its bucket 1,
 // then bucket 4 of its own generation (8 to 17, of 18).
 func TestRX(t *testing.T) {
-	s := solve(t, Problem{Forward: 9, Backward: 18, Ready: []float64{8, 10, 14, 18}, Cost: [][]float64{{9, 5, 4, 3}}}, unbound)
+	s := solve(t, problem{Forward: 9, Backward: 18, Ready: []float64{8, 10, 14, 18}, Cost: [][]float64{{9, 5, 4, 3}}}, unbound)
 	want := "0 A: | 0.4\n" +
 		"1 B: 0.3 0.2 | 0.1 1.4; apply 0\n"
 	if got := s.log(4, 2); got != want {
@@ -66,7 +70,7 @@ func TestRX(t *testing.T) {
 }
 
 // above is the second example of section 13.10: coverage rate 7/6.
-var above = Problem{Forward: 4, Backward: 8, Ready: []float64{2, 4, 6, 8}, Cost: [][]float64{{4, 3, 4, 3}}}
+var above = problem{Forward: 4, Backward: 8, Ready: []float64{2, 4, 6, 8}, Cost: [][]float64{{4, 3, 4, 3}}}
 
 // The table of section 13.10, row by row.
 func TestCoverageAboveOne(t *testing.T) {
@@ -79,7 +83,7 @@ func TestCoverageAboveOne(t *testing.T) {
 	if got := s.log(4, 5); got != want {
 		t.Errorf("got\n%swant\n%s", got, want)
 	}
-	want2 := []Generation{{0, 1, 1}, {1, 1, 3}, {2, 2, 4}}
+	want2 := []generation{{0, 1, 1}, {1, 1, 3}, {2, 2, 4}}
 	if !slices.Equal(s.Generations[:3], want2) {
 		t.Errorf("generations %v, want %v", s.Generations[:3], want2)
 	}
@@ -111,7 +115,7 @@ func TestSecondLink(t *testing.T) {
 // them each time: K·3000 = J·5003 would take 5003 iterations. So the queues are
 // emptied, and computation waits for the last: less than 5003 us in a period.
 func TestRests(t *testing.T) {
-	s := solve(t, Problem{Forward: 997, Backward: 2003, Ready: []float64{2003}, Cost: [][]float64{{5003}}}, unbound)
+	s := solve(t, problem{Forward: 997, Backward: 2003, Ready: []float64{2003}, Cost: [][]float64{{5003}}}, unbound)
 	if most := (3000*float64(s.Period) + s.Overrun) / 5003; !s.Rested || !s.Spans || s.Period > restAfter+3 || s.rate() < 0.5 || float64(s.Updates) > most || s.Overrun > 5003 {
 		t.Errorf("rested %v, spans %v, K = %d, J = %d, %v us of overrun; want J of K/2 to %v", s.Rested, s.Spans, s.Period, s.Updates, s.Overrun, most)
 	}
@@ -127,13 +131,13 @@ func TestRests(t *testing.T) {
 // the same 5, and computation waits for 1 in 2·3: T = 3.5. Of three it waits for
 // 1 in 3·3. With a delay of 2 and two iterations nothing waits.
 func TestDue(t *testing.T) {
-	p := Problem{Forward: 1, Backward: 2, Ready: []float64{0, 0, 0}, Cost: [][]float64{{2, 2, 2}}}
+	p := problem{Forward: 1, Backward: 2, Ready: []float64{0, 0, 0}, Cost: [][]float64{{2, 2, 2}}}
 	for _, x := range []struct {
-		rule Rule
+		rule rule
 		time float64
 		rate float64
 	}{
-		{Rule{0, 1}, 1 + 6, 1}, {Rule{1, 1}, 6, 1}, {Rule{1, 2}, 3.5, 0.5}, {Rule{1, 3}, 10.0 / 3, 1.0 / 3}, {Rule{2, 2}, 3, 0.5},
+		{rule{0, 1}, 1 + 6, 1}, {rule{1, 1}, 6, 1}, {rule{1, 2}, 3.5, 0.5}, {rule{1, 3}, 10.0 / 3, 1.0 / 3}, {rule{2, 2}, 3, 0.5},
 	} {
 		s := solve(t, p, x.rule)
 		if !near(s.Time, x.time, 1e-9) || s.rate() != x.rate {
@@ -253,9 +257,9 @@ func TestPackingEqualsBruteForce(t *testing.T) {
 
 // many draws a problem of n buckets on the given number of links, of the given
 // coverage rate; the second link is mu times slower.
-func many(seed uint64, n, links int, coverage, mu float64) Problem {
+func many(seed uint64, n, links int, coverage, mu float64) problem {
 	r := rand.New(rand.NewPCG(seed, 1))
-	p := Problem{Forward: 100_000, Backward: 200_000}
+	p := problem{Forward: 100_000, Backward: 200_000}
 	at, c := 0.0, make([]float64, n)
 	sum, back := 0.0, make([]float64, n)
 	for i := range n {
