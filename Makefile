@@ -1,6 +1,7 @@
 # make demo        build weft and run it on a recorded trace
 # make test        every test, with the race detector
 # make test-torch  the PyTorch client's tests, with PYTHON (/usr/bin/python3)
+# make test-torch2 the same, with PyTorch 2.6 in a Debian 13 that it makes once (as root; tools/torch2)
 # make lint        gofmt, go vet, staticcheck, and the walls between packages
 # make build       a static bin/weft
 # make bench       every benchmark
@@ -17,7 +18,7 @@ DEMO     := testdata/traces/gpt-gloo-torch2.6
 # Releases are the same everywhere: no cgo, no paths, no clock in the binary.
 BUILD := CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '-s -w -X main.version=$(VERSION)'
 
-.PHONY: demo test test-torch lint build bench pictures studies fuzz clean cc
+.PHONY: demo test test-torch test-torch2 lint build bench pictures studies fuzz clean cc
 
 build:
 	@$(BUILD) -o bin/weft ./cmd/weft
@@ -34,6 +35,10 @@ test: cc
 test-torch: build
 	@PYTHON=$(PYTHON) tools/need-torch
 	cd python && WEFT_BINARY=$(CURDIR)/bin/weft $(PYTHON) -W ignore -m unittest
+
+test-torch2: build
+	@tools/torch2 >/dev/null
+	tools/torch2 WEFT_BINARY=/srv/weft/bin/weft env -C python python3 -W ignore -m unittest
 
 lint:
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "not formatted, run gofmt -w:" $$unformatted; exit 1; }

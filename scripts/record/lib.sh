@@ -8,8 +8,6 @@
 env_common="PATH=/usr/bin:/bin HOME=/tmp LC_ALL=C.UTF-8 OMP_NUM_THREADS=1
     OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 PYTHONHASHSEED=0
     LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms:-1"
-# Debian's PyTorch 2.6 is built without libuv, which env:// asks for by default.
-env_chroot="$env_common USE_LIBUV=0"
 
 # Longest a rank may run: a lost peer would otherwise leave gloo waiting for
 # half an hour.
@@ -29,7 +27,7 @@ wait_ranks() {
     return $rc
 }
 
-# Scripts and outputs live inside the chroot while it runs, which spares mounts.
+# Scripts and outputs live inside the Debian of tools/torch2, which only they write to.
 stage_in() {
     rm -rf "$chroot/srv/weft-record"
     mkdir -p "$chroot/srv/weft-record/out"

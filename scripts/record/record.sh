@@ -1,17 +1,16 @@
 #!/bin/bash
-# record.sh [CHROOT] [NAME...]  record the loopback traces in testdata/traces
+# record.sh [NAME...]  record the loopback traces in testdata/traces
 #
 # Two ranks on this machine.  NAME picks some of the recordings, e.g.
 # gpt-gloo-torch2.6; without one all are made.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-chroot=${1:-${XDG_CACHE_HOME:-$HOME/.cache}/weft/trixie}
-shift $(( $# > 0 ? 1 : 0 ))
 traces=${TRACES:-$here/../../testdata/traces}
 python113=${PYTHON113:-/usr/bin/python3}
 . "$here/lib.sh"
 
-"$here/chroot.sh" "$chroot" >/dev/null
+torch2=$here/../../tools/torch2
+chroot=$("$torch2")
 work=$(mktemp -d)
 trap 'stop_ranks; stage_clean; rm -rf "$work"' EXIT
 stage_in
@@ -28,7 +27,7 @@ record() {
         for r in 0 1; do
             local run=(RANK=$r WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port GLOO_SOCKET_IFNAME=lo)
             if [ "$torch" = 2.6 ]; then
-                timeout "$limit" chroot "$chroot" env -i $env_chroot "${run[@]}" \
+                timeout "$limit" "$torch2" $env_common "${run[@]}" \
                     python3 /srv/weft-record/train.py "$@" --out "/srv/weft-record/out/$attempt" &
             else
                 timeout "$limit" env -i $env_common "${run[@]}" \

@@ -1,17 +1,16 @@
 #!/bin/bash
-# shaped.sh [CHROOT] [NAME...]  record training over a 1 Gbit/s link, and calibrate
+# shaped.sh [NAME...]  record training over a 1 Gbit/s link, and calibrate
 #
 # Two network namespaces joined by a veth pair, each direction limited by a token
 # bucket.  NAME picks some of shaped-1mb, shaped-25mb, shaped-all, calibration.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-chroot=${1:-${XDG_CACHE_HOME:-$HOME/.cache}/weft/trixie}
-shift $(( $# > 0 ? 1 : 0 ))
 only=("$@")
 traces=${TRACES:-$here/../../testdata/traces}
 . "$here/lib.sh"
 
-"$here/chroot.sh" "$chroot" >/dev/null
+torch2=$here/../../tools/torch2
+chroot=$("$torch2")
 work=$(mktemp -d)
 ns=weft$$
 cleanup() {
@@ -49,7 +48,7 @@ run() {
     port=$((port + 1))
     for r in 0 1; do
         # shellcheck disable=SC2086
-        timeout "$limit" ip netns exec "$ns${sides[r]}" taskset -c "$r" chroot "$chroot" env -i $env_chroot \
+        timeout "$limit" ip netns exec "$ns${sides[r]}" taskset -c "$r" "$torch2" $env_common \
             RANK=$r WORLD_SIZE=2 MASTER_ADDR=10.123.0.1 MASTER_PORT=$port GLOO_SOCKET_IFNAME=veth0 \
             python3 "$@" &
         pids+=($!)
