@@ -1,8 +1,9 @@
 """Trainings that must come out the same with weft and with DistributedDataParallel. Run as one rank:
 
-cases.py weft|ddp DIRECTORY BUCKET_BYTES [CASE...]
+cases.py weft|late|ddp DIRECTORY BUCKET_BYTES [CASE...]
 
-Leaves DIRECTORY/CASE.RANK.pt: what the training recorded after every step.
+Leaves DIRECTORY/CASE.RANK.pt: what the training recorded after every step. "late" is weft with a device that copies late;
+WEFT_TEST_DEVICE=cuda trains there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+DEVICE = torch.device(os.environ.get("WEFT_TEST_DEVICE", "cpu"))
 STEPS = 4
 CASES: Dict[str, Callable[["Trainer"], None]] = {}
 
@@ -43,11 +45,11 @@ class Trainer:
 
     def record(self, **more: Any) -> None:
         """Keeps weights, gradients, and whatever is given, as they are now. Buffers are rank 0's in DDP."""
-        r = {"weight " + n: p.detach().clone() for n, p in self.model.named_parameters()}
-        r.update(("gradient " + n, p.grad.detach().clone()) for n, p in self.model.named_parameters() if p.grad is not None)
+        r = {"weight " + n: p.detach().cpu().clone() for n, p in self.model.named_parameters()}
+        r.update(("gradient " + n, p.grad.detach().cpu().clone()) for n, p in self.model.named_parameters() if p.grad is not None)
         if RANK == 0:
-            r.update(("buffer " + n, b.clone()) for n, b in self.model.named_buffers())
-        r.update((k, torch.as_tensor(v).detach().clone()) for k, v in more.items())
+            r.update(("buffer " + n, b.cpu().clone()) for n, b in self.model.named_buffers())
+        r.update((k, torch.as_tensor(v).detach().cpu().clone()) for k, v in more.items())
         self.recorded.append(r)
 
 
@@ -71,6 +73,14 @@ class Weft(Trainer):
         return weft.join()
 
 
+class Late(Weft):
+    def __init__(self) -> None:
+        super().__init__()
+        from tests import late
+
+        late.use()
+
+
 class DDP(Trainer):
     def wrap(self, model: nn.Module, optimizer: Any, unused: bool = False) -> Tuple[nn.Module, Any]:
         import torch.distributed as dist
@@ -92,13 +102,13 @@ class DDP(Trainer):
 
 def mlp() -> nn.Sequential:
     torch.manual_seed(RANK)  # rank 0's weights must win
-    return nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 5))
+    return nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 5)).to(DEVICE)
 
 
 def batches(n: int = STEPS, size: int = 6) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
     g = torch.Generator().manual_seed(100 + RANK)
     for _ in range(n):
-        yield torch.randn(size, 20, generator=g), torch.randint(5, (size,), generator=g)
+        yield torch.randn(size, 20, generator=g).to(DEVICE), torch.randint(5, (size,), generator=g).to(DEVICE)
 
 
 loss_of = nn.CrossEntropyLoss()
@@ -278,7 +288,7 @@ class Twice(nn.Module):
 
 @case
 def used_twice(t: Trainer) -> None:
-    model = Twice()
+    model = Twice().to(DEVICE)
     train(t, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
 
 
@@ -302,7 +312,7 @@ class Branches(nn.Module):
 
 
 def branches(t: Trainer, set_to_none: bool, uses: List[Tuple[str, str]], passes: int = 1) -> None:
-    model = Branches()
+    model = Branches().to(DEVICE)
     # Momentum and weight decay move a parameter whose gradient is zero, and not one whose gradient is None.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
     wrapped, optimizer = t.wrap(model, optimizer, unused=True)
@@ -342,7 +352,7 @@ def batchnorm(t: Trainer) -> None:
     torch.manual_seed(RANK)
     model = nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 8, 2), nn.Flatten(), nn.Linear(16, 5)
-    ).to(memory_format=torch.channels_last)
+    ).to(DEVICE, memory_format=torch.channels_last)
     wrapped, optimizer = t.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     for x, y in batches():
         optimizer.zero_grad()
@@ -367,7 +377,7 @@ class TwoTypes(nn.Module):
 
 @case
 def types(t: Trainer) -> None:
-    model = TwoTypes()
+    model = TwoTypes().to(DEVICE)
     train(t, model, torch.optim.AdamW(model.parameters(), lr=0.01))
 
 
@@ -424,7 +434,7 @@ class Checkpointed(nn.Module):
 @case
 def checkpointed(t: Trainer) -> None:
     for reentrant in (True, False):
-        model = Checkpointed(reentrant)
+        model = Checkpointed(reentrant).to(DEVICE)
         train(t, model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
@@ -432,12 +442,12 @@ def checkpointed(t: Trainer) -> None:
 def forked_loader(t: Trainer) -> None:
     """Worker processes forked from the training process, while training."""
     model = mlp()
-    data = [(x[0], y[0]) for x, y in batches(24)]
+    data = [(x[0].cpu(), y[0].cpu()) for x, y in batches(24)]
     wrapped, optimizer = t.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
     for _ in range(2):
         for x, y in torch.utils.data.DataLoader(data, batch_size=6, num_workers=2):
             optimizer.zero_grad()
-            loss_of(wrapped(x), y).backward()
+            loss_of(wrapped(x.to(DEVICE)), y.to(DEVICE)).backward()
             optimizer.step()
             t.record()
 
@@ -461,7 +471,10 @@ def saved_and_loaded(t: Trainer) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    trainer = {"weft": Weft, "ddp": DDP}[sys.argv[1]]
+    if DEVICE.type == "cuda":  # the same sums in the same order, every time
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    trainer = {"weft": Weft, "late": Late, "ddp": DDP}[sys.argv[1]]
     for name in sys.argv[4:] or CASES:
         t = trainer()
         CASES[name](t)

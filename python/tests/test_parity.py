@@ -26,14 +26,16 @@ class Parity(unittest.TestCase):
         cls.record("ddp", "ddp", 2, LARGE)
         cls.record("fake", "fake", 2, SMALL)
         cls.record("fake, one bucket", "fake", 2, LARGE)
+        cls.record("fake, late", "fake", 2, SMALL, "late")
         if launch.WEFT:
             cls.record("weft", "weft", 2, SMALL)
 
     @classmethod
-    def record(cls, name: str, via: str, world: int, bucket_bytes: int) -> None:
+    def record(cls, name: str, via: str, world: int, bucket_bytes: int, trainer: str = "") -> None:
         directory = os.path.join(cls.directory.name, name)
         os.mkdir(directory)
-        cls.runs[name] = launch.run(via, world, "cases.py", "ddp" if via == "ddp" else "weft", directory, str(bucket_bytes))
+        trainer = trainer or ("ddp" if via == "ddp" else "weft")
+        cls.runs[name] = launch.run(via, world, "cases.py", trainer, directory, str(bucket_bytes))
 
     def load(self, run: str, case: str, rank: int) -> List[Any]:
         path = os.path.join(self.directory.name, run, f"{case}.{rank}.pt")

@@ -8,6 +8,7 @@ from typing import Any, Iterable, Iterator, List, Tuple
 import torch
 
 from ._client import Client, Layout
+from ._device import Device
 from ._memory import dtype_name, view
 
 OPS = ("sum", "mean", "min", "max")
@@ -17,9 +18,10 @@ _ALIGN = 16  # bytes: no element type is larger
 class Calls:
     """Collective calls of a worker; every worker makes the same ones, with tensors of the same types and shapes."""
 
-    def __init__(self, client: Client, layout: Layout) -> None:
+    def __init__(self, client: Client, layout: Layout, device: Device) -> None:
         self._client = client
         self._layout = layout
+        self._device = device
 
     def barrier(self) -> None:
         """Returns once every worker has called it."""
@@ -36,9 +38,9 @@ class Calls:
             if piece.numel() == 0:  # split's only piece of an empty tensor
                 continue
             (sent,), (got,) = self._views([piece])
-            sent.copy_(piece)
-            self._client.call(kind="all-reduce", op=op, dtype=name, elements=piece.numel())
-            piece.copy_(got)
+            self._device.copy_in(sent, piece)
+            self._call(kind="all-reduce", op=op, dtype=name, elements=piece.numel())
+            self._device.copy_out([piece], [got])
         if not tensor.is_contiguous():
             tensor.data.copy_(whole)
 
@@ -52,11 +54,15 @@ class Calls:
             sent, got = self._views(pieces)
             if self._client.rank == root:
                 for s, piece in zip(sent, pieces):
-                    s.copy_(piece)
-            self._client.call(kind="broadcast", root=root, bytes=_end(pieces))
+                    self._device.copy_in(s, piece)
+            self._call(kind="broadcast", root=root, bytes=_end(pieces))
             if self._client.rank != root:
-                for g, piece in zip(got, pieces):
-                    piece.copy_(g)
+                self._device.copy_out(pieces, got)
+
+    def _call(self, **request: Any) -> None:
+        """Makes a call when its data are copied in, and those of the last one out."""
+        self._device.when_copied(lambda: self._client.call(**request))
+        self._device.settle()
 
     def broadcast_object(self, value: Any, root: int) -> Any:
         """Returns rank root's value, of anything that torch.save can write."""

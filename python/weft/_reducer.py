@@ -9,6 +9,7 @@ import torch
 
 from ._calls import Calls
 from ._client import Client, Layout, Tensor, WeftError
+from ._device import Device
 from ._hooks import ForwardHook, GradientHook, StepHook, at_end_of_backward, tensors_in
 from ._memory import dtype_name, view
 
@@ -53,9 +54,10 @@ class Reducer:
         # The first parameter's type, so that it may share that one's bucket.
         return [Tensor(USED, len(tensors) + self._client.world, tensors[0].dtype), *tensors]
 
-    def start(self, layout: Layout, calls: Calls) -> None:
-        """Takes the places that the agent gave to tensors(), and hooks into the model."""
+    def start(self, layout: Layout, calls: Calls, device: Device) -> None:
+        """Takes the places that the agent gave to tensors(), and hooks into the model, which lives on the device."""
         self._calls = calls
+        self._device = device
         self._layout = layout
         regions = (layout.input, layout.output)
         self._used_in, self._used_out = (
@@ -161,14 +163,14 @@ class Reducer:
         grad = self.parameters[k][1].grad
         if grad.layout is not torch.strided:
             raise WeftError(f"{self._name(k)} has a sparse gradient, which weft does not reduce: use sparse=False")
-        self._in[k].copy_(grad)
+        self._device.copy_in(self._in[k], grad)
 
     def _fill(self, tensor: int) -> None:
-        """Counts a tensor that lies in its bucket; declares the bucket when it is complete."""
+        """Counts a tensor that lies in its bucket; declares the bucket when it is complete, copies included."""
         b = self._bucket_of[tensor]
         self._missing[b] -= 1
         if self._missing[b] == 0:
-            self._client.ready(b, self._iteration)
+            self._device.when_copied(self._client.ready, b, self._iteration)
 
     @torch.no_grad()
     def _end(self) -> None:
@@ -189,19 +191,16 @@ class Reducer:
         trains = [rank == self._client.rank for rank in range(self._client.world)]
         self._used_in.copy_(torch.tensor(used + trains, dtype=self._used_in.dtype))
         self._fill(0)
+        self._device.settle()
 
         rest = []
         for _ in self._layout.buckets:
-            for tensor in self._layout.buckets[self._client.done(self._iteration)].tensors:
-                k = tensor - 1
-                if tensor and used[k]:
-                    self._take(k)
-                elif tensor:
-                    rest.append(k)
+            bucket = self._layout.buckets[self._client.done(self._iteration)]
+            reduced = [tensor - 1 for tensor in bucket.tensors if tensor]
+            self._take([k for k in reduced if used[k]])
+            rest += [k for k in reduced if not used[k]]
         used_by_some = self._used_out.tolist()
-        for k in rest:
-            if used_by_some[k] != 0:
-                self._take(k)
+        self._take([k for k in rest if used_by_some[k] != 0])
         self._added = [False] * len(self.parameters)
         self._reduced = True
         self._close()
@@ -231,6 +230,7 @@ class Reducer:
         while trains:
             for tensor in range(1 + len(self.parameters)):
                 self._fill(tensor)
+            self._device.settle()
             for _ in self._layout.buckets:
                 self._client.done(self._iteration)
             trains = self._close()
@@ -242,11 +242,14 @@ class Reducer:
                 self._optimizer.load_state_dict(dict(self._optimizer.state_dict(), state=state))
             self._trained = list(range(self._client.world))
 
-    def _take(self, k: int) -> None:
-        p = self.parameters[k][1]
-        if p.grad is None:
-            p.grad = torch.empty_like(p)
-        p.grad.data.copy_(self._out[k])  # .data: with create_graph=True, the gradient has a graph
+    def _take(self, ks: List[int]) -> None:
+        """Replaces the gradients of parameters by their averages."""
+        parameters = [self.parameters[k][1] for k in ks]
+        for p in parameters:
+            if p.grad is None:
+                p.grad = torch.empty_like(p)
+        # .data: with create_graph=True, the gradient has a graph
+        self._device.copy_out([p.grad.data for p in parameters], [self._out[k] for k in ks])
 
     def _mend(self, k: int, hook: GradientHook) -> bool:
         """Replaces the hook of parameter k where it is lost; returns whether it was."""

@@ -10,6 +10,7 @@ import torch
 from ._agent import Agent
 from ._calls import Calls
 from ._client import Client
+from ._device import Device, device_at, place_of
 from ._launchers import worker
 from ._reducer import Reducer
 
@@ -27,28 +28,35 @@ class Session:
         self.client = Client(self._agent.connect(), me.rank, me.world_size, me.local_rank)
         self.pid = os.getpid()
         self.reducer: Optional[Reducer] = None
+        self._device = Device()
         self._calls: Optional[Calls] = None
 
     def calls(self) -> Calls:
         """The collectives outside the plan. Before a model is wrapped, the agent is told that there is none yet."""
         if self._calls is None:
-            self._calls = Calls(self.client, self.client.hello([], BUCKET_BYTES, FIRST_BUCKET_BYTES, torch.__version__))
+            layout = self.client.hello([], BUCKET_BYTES, FIRST_BUCKET_BYTES, torch.__version__)
+            self._calls = Calls(self.client, layout, self._device)
         return self._calls
 
     def wrap(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, bucket_bytes: int, first_bucket_bytes: int) -> None:
         """Makes model the one whose gradients are averaged, with the parameters and buffers of rank 0."""
         reducer = Reducer(self.client, model, optimizer)
+        place = place_of(reducer.parameters)
         layout = self.client.hello(reducer.tensors(), bucket_bytes, first_bucket_bytes, torch.__version__)
-        self._calls = Calls(self.client, layout)
+        device = device_at(place, [layout.input, layout.output])
+        self._calls = Calls(self.client, layout, device)
+        self._device.close()
+        self._device = device
         self._calls.broadcast([*model.parameters(), *model.buffers()], root=0)
         if self.reducer is not None:
             self.reducer.end(reducer)
         self.reducer = reducer
-        reducer.start(layout, self._calls)
+        reducer.start(layout, self._calls, device)
 
     def close(self) -> None:
         """Leaves the training in order, and the model as it was."""
         if self.reducer is not None:
             self.reducer.remove()
+        self._device.close()
         self.client.goodbye()
 
