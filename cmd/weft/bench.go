@@ -130,6 +130,7 @@ func (w bare) Write(line []byte) (int, error) {
 // neither few nor many.
 const (
 	volume         = 256 << 20
+	warmUp         = 2 // more, before, which touch the memory
 	fewIterations  = 5
 	manyIterations = 1000
 )
@@ -146,15 +147,23 @@ func bench(c *cli.Console, sizes []int64, asJSON bool) error {
 	}}
 	wrong := 0
 	for _, bytes := range sizes {
-		m, err := w.Measure(bytes, int(min(max(volume/bytes, fewIterations), manyIterations)))
+		b, err := w.NewBench(bytes)
 		if err != nil {
 			return err
 		}
-		slices.Sort(m.Times)
-		us := float64(m.Times[len(m.Times)/2]) / float64(time.Microsecond)
+		if _, err := b.Run(warmUp); err != nil {
+			return err
+		}
+		times, err := b.Run(int(min(max(volume/bytes, fewIterations), manyIterations)))
+		if err != nil {
+			return err
+		}
+		slices.Sort(times)
+		us := float64(times[len(times)/2]) / float64(time.Microsecond)
 		algorithm := float64(bytes) / us
-		t.Rows = append(t.Rows, cli.Row{Cells: []any{bytes, bytes / 4, "float32", "mean", len(m.Times), cli.Micros(us), gigabytes(algorithm), gigabytes(algorithm * busShare(w.World)), m.Wrong}})
-		wrong += m.Wrong
+		missed := b.Wrong()
+		wrong += missed
+		t.Rows = append(t.Rows, cli.Row{Cells: []any{bytes, bytes / 4, "float32", "mean", len(times), cli.Micros(us), gigabytes(algorithm), gigabytes(algorithm * busShare(w.World)), missed}})
 	}
 	if err := w.Goodbye(); err != nil {
 		return err
