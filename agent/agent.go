@@ -75,7 +75,7 @@ type worker struct {
 	conn  *net.UnixConn // nil before its first hello
 	pid   int           // likewise, as it says
 	hello *protocol.Hello
-	call  *call
+	calls []*call       // made and not begun, in order
 	since time.Duration // when it said either, and began to wait for the others
 	gone  bool          // in order, or before anybody needed it
 
@@ -83,15 +83,18 @@ type worker struct {
 	cause     error
 }
 
-// call is a call that a worker has made and that has not returned.
+// call is a call that a worker has made.
 type call struct {
 	protocol.Call
 	index int
+	bytes int64
 }
 
 const (
 	// stuck is how long a worker may take to make room for a message of a few bytes.
 	stuck = 10 * time.Second
+	// ahead is how many calls a worker may make that the others have yet to make.
+	ahead = 8
 	// explanation is how long after its connection the end of a process may follow.
 	explanation = 500 * time.Millisecond
 	tick        = time.Second
@@ -455,17 +458,21 @@ func (a *Agent) called(w int, m protocol.Message) error {
 	if a.session == nil || x.hello != nil {
 		return errors.New("it was made before hello was answered")
 	}
-	if x.call != nil {
-		return fmt.Errorf("call %d has not returned", x.call.index)
+	if len(x.calls) == ahead {
+		return fmt.Errorf("call %d has not returned, and there may be %d at a time", x.calls[0].index, ahead)
 	}
 	c := &call{index: m.Index}
 	if err := m.Decode(&c.Call); err != nil {
 		return err
 	}
-	if err := a.check(&c.Call); err != nil {
+	var err error
+	if c.bytes, err = a.check(&c.Call); err != nil {
 		return err
 	}
-	x.call, x.since = c, a.now()
+	if len(x.calls) == 0 {
+		x.since = a.now()
+	}
+	x.calls = append(x.calls, c)
 	return nil
 }
 
@@ -499,7 +506,7 @@ type gathering struct {
 
 var (
 	hellos = gathering{"says hello", func(x *worker) bool { return x.hello != nil }, (*Agent).welcome}
-	calls  = gathering{"makes a call", func(x *worker) bool { return x.call != nil }, (*Agent).call}
+	calls  = gathering{"makes a call", func(x *worker) bool { return len(x.calls) > 0 }, (*Agent).call}
 )
 
 // gather does what workers do together once all have come. One that has left, or
@@ -524,10 +531,10 @@ func (a *Agent) gather(g gathering) {
 			}
 			a.failf(a.Ranks[w], "rank %d %s, and rank %d has ended%s", a.Ranks[first], g.what, a.Ranks[w], how)
 			return
-		case x.hello != nil || x.call != nil:
+		case x.hello != nil || len(x.calls) > 0:
 			other := hellos.what
-			if x.call != nil {
-				other = fmt.Sprintf("makes call %d (%v)", x.call.index, x.call)
+			if len(x.calls) > 0 {
+				other = fmt.Sprintf("makes call %d (%v)", x.calls[0].index, x.calls[0])
 			}
 			a.failf(a.Ranks[w], "rank %d %s, while rank %d %s: every rank must do the same", a.Ranks[first], g.what, a.Ranks[w], other)
 			return

@@ -324,10 +324,21 @@ func TestRefused(t *testing.T) {
 		{"no such operation", `no operation "xor"`, model, barrier, func(w *worker.Worker) error {
 			return w.Call(protocol.Call{Kind: "all-reduce", Op: "xor", DType: "int32", Elements: 1})
 		}},
-		{"too large a call", "a call carries at most 1048576 bytes", model, barrier, func(w *worker.Worker) error {
+		{"too large a call", "calls carry at most 4194304 bytes, and this one's begin at 0", model, barrier, func(w *worker.Worker) error {
 			return w.Call(protocol.Call{Kind: "all-reduce", Op: "sum", DType: "float32", Elements: math.MaxInt64})
 		}},
-		{"a negative call", "a call carries at most", model, barrier, func(w *worker.Worker) error { return w.Call(protocol.Call{Kind: "broadcast", Bytes: -1}) }},
+		{"a negative call", "calls carry at most", model, barrier, func(w *worker.Worker) error { return w.Call(protocol.Call{Kind: "broadcast", Bytes: -1}) }},
+		{"a call past the end", "calls carry at most 4194304 bytes, and this one's begin at 4194304", model, barrier, func(w *worker.Worker) error {
+			return w.Call(protocol.Call{Kind: "broadcast", At: 4 << 20, Bytes: 1})
+		}},
+		{"a call in between", "and this one's begin at 4", model, barrier, func(w *worker.Worker) error { return w.Call(protocol.Call{Kind: "broadcast", At: 4, Bytes: 4}) }},
+		{"too many calls", "rank 1: call 8: call 0 has not returned, and there may be 8 at a time", model, func(w *worker.Worker) error { _, err := w.Returned(); return err }, func(w *worker.Worker) error {
+			for range 9 {
+				w.Begin(protocol.Call{Kind: "barrier"})
+			}
+			_, err := w.Returned()
+			return err
+		}},
 		{"no such root", "there are 2 ranks", model, barrier, func(w *worker.Worker) error { return w.Call(protocol.Call{Kind: "broadcast", Root: 2}) }},
 		{"the agent's part", "rank 1 sent a message that only agents send: done", model, barrier, func(w *worker.Worker) error {
 			w.Send(protocol.Message{Kind: protocol.KindDone})
@@ -440,6 +451,51 @@ func TestMode(t *testing.T) {
 }
 
 // An iteration of one bucket, two workers in this process.
+// Calls under way at once, in places of their own; one worker is ahead of the other.
+func TestCallsAtOnce(t *testing.T) {
+	const calls, elements = 7, 100_000
+	h := local(t, 2, 0)
+	h.must(func(w *worker.Worker) error { return w.Hello(tensors("float32")) })
+	place := func(w *worker.Worker, k int) protocol.Region {
+		return protocol.Region{Offset: w.Welcome.CallOffset + int64(k)*4*elements, Bytes: 4 * elements}
+	}
+	h.must(func(w *worker.Worker) error {
+		returned := map[int]bool{}
+		for k := range calls {
+			in := worker.Region(w.Input, place(w, k))
+			put32(in, float32(w.Rank), float32(k))
+			put32(in[len(in)-4:], float32(k))
+			if w.Rank == 0 && k == 5 { // rank 1 cannot have had more than five
+				for range 3 {
+					c, err := w.Returned()
+					if err != nil {
+						return err
+					}
+					returned[c] = true
+				}
+			}
+			c := protocol.Call{Kind: "all-reduce", Op: "sum", DType: "float32", At: int64(k) * 4 * elements, Elements: elements, From: int64(k) * elements}
+			if _, err := w.Begin(c); err != nil {
+				return err
+			}
+		}
+		for len(returned) < calls {
+			c, err := w.Returned()
+			if err != nil {
+				return err
+			}
+			returned[c] = true
+		}
+		for k := range calls {
+			out := get32(worker.Region(w.Output, place(w, k)))
+			if got := []float32{out[0], out[1], out[elements-1]}; !returned[k] || !slices.Equal(got, []float32{1, float32(2 * k), float32(2 * k)}) {
+				return fmt.Errorf("call %d: %v", k, got)
+			}
+		}
+		return nil
+	})
+}
+
 func BenchmarkBucket(b *testing.B) {
 	for _, bytes := range []int64{4 << 10, 64 << 10, 1 << 20, 16 << 20} {
 		b.Run(fmt.Sprint(bytes>>10, "KiB"), func(b *testing.B) {

@@ -1,6 +1,8 @@
 package agent_test
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -12,6 +14,8 @@ import (
 	"weft/agent/protocol"
 	"weft/agent/worker"
 	"weft/collective"
+	"weft/job"
+	"weft/plan"
 	"weft/transport"
 )
 
@@ -106,6 +110,32 @@ func TestHosts(t *testing.T) {
 					}
 					if got := get32(worker.Region(w.Output, at)); x.call.Kind != "barrier" && (got[0] != x.want || got[1] != x.want) {
 						return fmt.Errorf("%v: %v, want %v", x.call, got, x.want)
+					}
+				}
+				return nil
+			})
+			// A call for a part of a tensor has the bits of that part.
+			whole := []plan.Slice{{Length: 9000}}
+			contributions := make([][]byte, n)
+			for r := range contributions {
+				for i := range 9000 {
+					contributions[r] = binary.NativeEndian.AppendUint32(contributions[r], math.Float32bits(1/float32(1+i+9000*r)))
+				}
+			}
+			sum, err := collective.Reference(collective.Reduction{DType: job.Float32}, l, whole, contributions)
+			if err != nil {
+				t.Fatal(err)
+			}
+			must(t, hosts, func(w *worker.Worker) error {
+				for _, part := range [][2]int64{{0, 1500}, {1500, 9000}} {
+					from, to := part[0], part[1]
+					at := protocol.Region{Offset: w.Welcome.CallOffset + 4096, Bytes: 4 * (to - from)}
+					copy(worker.Region(w.Input, at), contributions[w.Rank][4*from:])
+					if err := w.Call(protocol.Call{Kind: "all-reduce", Op: "sum", DType: "float32", At: 4096, From: from, Elements: to - from}); err != nil {
+						return err
+					}
+					if !bytes.Equal(worker.Region(w.Output, at), sum[4*from:4*to]) {
+						return fmt.Errorf("elements %d to %d have other bits", from, to)
 					}
 				}
 				return w.Goodbye()

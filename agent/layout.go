@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	callBytes   = 1 << 20 // what a call carries at most
+	callBytes   = 4 << 20 // for the calls under way, together
 	bucketAlign = 64      // a cache line, which two buckets never share
 )
 

@@ -178,6 +178,10 @@ func (a *Agent) step(v engine.Event) {
 	}
 }
 
+// short is how many bytes are reduced at once rather than beside all else: handing them
+// to a goroutine takes longer.
+const short = 64 << 10
+
 // fly does work beside all else, which uses the session's memory unless that is
 // nil, and then what follows from it.
 func (a *Agent) fly(s *session, work func() error, then func()) {
@@ -191,16 +195,21 @@ func (a *Agent) fly(s *session, work func() error, then func()) {
 		if s != nil {
 			s.flights--
 		}
-		var lost *transport.PeerLost
-		switch {
-		case errors.As(err, &lost):
-			a.lostHost(lost.Rank, lost)
-		case err != nil:
-			a.failf(-1, "%w", err)
-		default:
-			then()
-		}
+		a.landed(err, then)
 	})
+}
+
+// landed does what follows from work that has ended with err.
+func (a *Agent) landed(err error, then func()) {
+	var lost *transport.PeerLost
+	switch {
+	case errors.As(err, &lost):
+		a.lostHost(lost.Rank, lost)
+	case err != nil:
+		a.failf(-1, "%w", err)
+	default:
+		then()
+	}
 }
 
 // all sends a message to all workers.
@@ -218,15 +227,15 @@ type numbered struct {
 
 // call does what all workers have called for.
 func (a *Agent) call() {
-	first := a.workers[0].call
+	first := a.workers[0].calls[0]
 	for w := range a.workers {
-		x := a.workers[w].call
+		x := a.workers[w].calls[0]
 		if *x != *first {
 			a.failf(a.Ranks[w], "rank %d makes call %d (%v), rank %d call %d (%v): every rank must make the same calls in the same order",
 				a.Ranks[0], first.index, first, a.Ranks[w], x.index, x)
 			return
 		}
-		a.workers[w].call = nil
+		a.workers[w].calls, a.workers[w].since = slices.Delete(a.workers[w].calls, 0, 1), a.now()
 	}
 	s, op := a.session, a.agreements
 	a.agree(numbered{first.index, first.Call}, func(host int, other []byte) error {
@@ -237,22 +246,26 @@ func (a *Agent) call() {
 		return fmt.Errorf("rank %d makes call %d (%v), rank %d call %d (%v): every rank must make the same calls in the same order",
 			a.Ranks[0], first.index, first, a.first(host), theirs.Index, theirs.Call)
 	}, func() {
-		a.fly(s, func() error { return a.collective(s, op, &first.Call) }, func() {
-			a.all(protocol.Message{Kind: protocol.KindReturned, Index: first.index})
-		})
+		work := func() error { return a.collective(s, op, &first.Call) }
+		returned := func() { a.all(protocol.Message{Kind: protocol.KindReturned, Index: first.index}) }
+		if a.alone() && first.bytes <= short {
+			a.landed(work(), returned)
+		} else {
+			a.fly(s, work, returned)
+		}
 	})
 }
 
-// check refuses a call that cannot be done.
-func (a *Agent) check(c *protocol.Call) error {
-	_, bytes, err := a.reduction(c)
-	if err == nil && (bytes < 0 || bytes > callBytes) {
-		err = fmt.Errorf("%v: a call carries at most %d bytes", c, callBytes)
+// check returns how many bytes a call carries, and refuses one that cannot be done.
+func (a *Agent) check(c *protocol.Call) (bytes int64, err error) {
+	_, bytes, err = a.reduction(c)
+	if err == nil && (bytes < 0 || c.At < 0 || c.From < 0 || c.At%bucketAlign != 0 || c.At > callBytes-bytes) {
+		err = fmt.Errorf("%v: calls carry at most %d bytes, and this one's begin at %d", c, callBytes, c.At)
 	}
 	if c.Kind == protocol.Broadcast && (c.Root < 0 || c.Root >= a.World) {
 		err = fmt.Errorf("%v: there are %d ranks", c, a.World)
 	}
-	return err
+	return bytes, err
 }
 
 // reduction is what a call computes, and of how many bytes.
@@ -294,13 +307,13 @@ func (a *Agent) collective(s *session, op uint64, c *protocol.Call) error {
 	if err != nil {
 		return err
 	}
-	at := protocol.Region{Offset: s.layout.welcome.CallOffset, Bytes: bytes}
+	at := protocol.Region{Offset: s.layout.welcome.CallOffset + c.At, Bytes: bytes}
 	t := &collective.Transfer{Reduction: r, Channel: callChannel, Op: op}
 	switch {
 	case c.Kind == protocol.Broadcast:
 		return a.broadcast(t, c.Root, s.target(at), s.sources(at))
 	case c.Kind == protocol.AllReduce && !a.alone():
-		if t.Program, err = a.program(collective.Spec{Kind: cluster.AllReduce, Slices: []plan.Slice{{Length: c.Elements}}}, r.DType); err != nil {
+		if t.Program, err = a.program(collective.Spec{Kind: cluster.AllReduce, Slices: []plan.Slice{{Offset: c.From, Length: c.Elements}}}, r.DType); err != nil {
 			return err
 		}
 		fallthrough

@@ -137,12 +137,14 @@ type Slice struct {
 
 // Call is a collective outside the plan.
 type Call struct {
-	Kind     string `json:"kind"` // barrier, broadcast or all-reduce
-	Root     int    `json:"root"` // of a broadcast: a rank
+	Kind     string `json:"kind"`        // barrier, broadcast or all-reduce
+	At       int64  `json:"at,omitzero"` // where its data lie, bytes from the beginning of the part for calls
+	Root     int    `json:"root"`        // of a broadcast: a rank
 	Bytes    int64  `json:"bytes,omitzero"`
 	Op       string `json:"op,omitzero"` // of an all-reduce: sum, mean, min or max
 	DType    string `json:"dtype,omitzero"`
 	Elements int64  `json:"elements,omitzero"`
+	From     int64  `json:"from,omitzero"` // the first element's place in its tensor
 }
 
 // Kinds of calls.

@@ -128,18 +128,32 @@ func (w *Worker) Done() (bucket, iteration int, err error) {
 
 // Call makes a collective outside the plan and waits for it.
 func (w *Worker) Call(c protocol.Call) error {
-	m, err := protocol.Message{Kind: protocol.KindCall, Index: w.calls}.With(c)
+	made, err := w.Begin(c)
+	if err != nil {
+		return err
+	}
+	returned, err := w.Returned()
+	if err == nil && returned != made {
+		err = fmt.Errorf("call %d returned, this worker made %d", returned, made)
+	}
+	return err
+}
+
+// Begin makes a collective outside the plan, and says which call it is.
+func (w *Worker) Begin(c protocol.Call) (call int, err error) {
+	call = w.calls
+	m, err := protocol.Message{Kind: protocol.KindCall, Index: call}.With(c)
 	if err == nil {
 		err = w.Send(m)
 	}
-	if err == nil {
-		m, err = w.receive(protocol.KindReturned)
-	}
-	if err == nil && m.Index != w.calls {
-		err = fmt.Errorf("call %d returned, this worker made %d", m.Index, w.calls)
-	}
 	w.calls++
-	return err
+	return call, err
+}
+
+// Returned waits for a call that has returned. Calls may return in any order.
+func (w *Worker) Returned() (call int, err error) {
+	m, err := w.receive(protocol.KindReturned)
+	return m.Index, err
 }
 
 // Region is a part of the input and the output.

@@ -78,7 +78,7 @@ class FakeAgent:
                         elif kind == READY:
                             self._ready(worker, index, iteration)
                         elif kind == CALL:
-                            worker.call = (index, payload)
+                            worker.calls.append((index, payload))
                             self._call()
                         elif kind == GOODBYE:
                             ended = "ended in order"
@@ -105,7 +105,7 @@ class FakeAgent:
         """Fails when somebody waits for a worker that has gone."""
         for rank, why in self._gone.items():
             for w in self._workers.values():
-                if w.rank not in self._gone and (w.hello or w.call or w.ready):
+                if w.rank not in self._gone and (w.hello or w.calls or w.ready):
                     self._fail(f"rank {rank} {why} while rank {w.rank} waits for it", rank=rank)
 
     def _all(self) -> Optional[List["_Worker"]]:
@@ -185,17 +185,17 @@ class FakeAgent:
 
     def _call(self) -> None:
         workers = self._all()
-        if workers is None or not all(w.call for w in workers):
+        if workers is None or not all(w.calls for w in workers):
             return
-        calls = [w.call for w in workers]
+        calls = [w.calls[0] for w in workers]
         for w in workers:
-            w.call = None
+            w.calls.pop(0)
             if calls[w.rank] != calls[0]:
                 self._fail(f"call {calls[0]} on rank 0, {calls[w.rank]} on rank {w.rank}", rank=w.rank)
                 return
         index, c = calls[0]
         self.calls.append(c)
-        at = self.call_offset
+        at = self.call_offset + c.get("at", 0)
         if c["kind"] == "all-reduce":
             self._reduce(c["op"], DTYPES[c["dtype"]], at, c["elements"])
         elif c["kind"] == "broadcast":
@@ -222,7 +222,7 @@ class _Worker:
     def __init__(self, conn: socket.socket, rank: int) -> None:
         self.conn, self.rank = conn, rank
         self.hello: Any = None
-        self.call: Any = None
+        self.calls: List[Any] = []  # made, and not by all
         self.ready: Dict[int, int] = {}  # bucket: iteration
 
     def send(self, kind: int, index: int = 0, iteration: int = 0, payload: Any = None, fds: List[int] = []) -> None:

@@ -16,8 +16,8 @@ from weft._client import Client, Tensor, WeftError
 
 HELLO, WELCOME, READY, DONE, CALL, RETURNED, FAILED, GOODBYE = range(1, 9)
 GOOD: Dict[str, Any] = {
-    "version": 1, "world": 1, "digest": "sha256:x", "input_bytes": 256, "output_bytes": 256, "call_offset": 64,
-    "call_bytes": 192, "tensors": [{"offset": 0, "bytes": 12}], "buckets": [{"tensors": [0], "offset": 0, "bytes": 12}],
+    "version": 1, "world": 1, "digest": "sha256:x", "input_bytes": 320, "output_bytes": 320, "call_offset": 64,
+    "call_bytes": 256, "tensors": [{"offset": 0, "bytes": 12}], "buckets": [{"tensors": [0], "offset": 0, "bytes": 12}],
 }  # fmt: skip
 
 
@@ -26,7 +26,7 @@ def message(kind: int, payload: bytes = b"", index: int = 0, iteration: int = 0,
     return struct.pack("<IBBHIQ", size, kind, 0, 0, index, iteration) + payload
 
 
-def welcome(sock: socket.socket, layout: Dict[str, Any], sizes: List[int] = [256, 256]) -> None:
+def welcome(sock: socket.socket, layout: Dict[str, Any], sizes: List[int] = [320, 320]) -> None:
     fds = [os.memfd_create("region") for _ in sizes]
     for fd, size in zip(fds, sizes):
         os.ftruncate(fd, size)
@@ -83,7 +83,7 @@ class Protocol(unittest.TestCase):
 
         def worker(client: Client) -> None:
             layout = self.hello(client)
-            self.assertEqual((layout.offsets, layout.call_offset, layout.call_bytes), ([0], 64, 192))
+            self.assertEqual((layout.offsets, layout.call_offset, layout.call_bytes), ([0], 64, 256))
             client.ready(0, 7)
             self.assertEqual(client.done(7), 0)
             client.call(kind="barrier")
@@ -112,13 +112,13 @@ class Protocol(unittest.TestCase):
             "not JSON": lambda s: s.sendall(message(WELCOME, b"\xff{")),
             "a number": lambda s: s.sendall(message(WELCOME, b"3")),
             "no descriptors": lambda s: welcome(s, GOOD, []),
-            "one descriptor": lambda s: welcome(s, GOOD, [256]),
-            "short region": lambda s: welcome(s, GOOD, [256, 255]),
+            "one descriptor": lambda s: welcome(s, GOOD, [320]),
+            "short region": lambda s: welcome(s, GOOD, [320, 319]),
             "version 2": lambda s: welcome(s, dict(GOOD, version=2)),
-            "tensor outside": lambda s: welcome(s, dict(GOOD, tensors=[{"offset": 250, "bytes": 12}])),
+            "tensor outside": lambda s: welcome(s, dict(GOOD, tensors=[{"offset": 310, "bytes": 12}])),
             "negative offset": lambda s: welcome(s, dict(GOOD, tensors=[{"offset": -1, "bytes": 12}])),
             "tensor of the wrong size": lambda s: welcome(s, dict(GOOD, tensors=[{"offset": 0, "bytes": 8}])),
-            "calls outside": lambda s: welcome(s, dict(GOOD, call_bytes=193)),
+            "calls outside": lambda s: welcome(s, dict(GOOD, call_bytes=257)),
             "no room for calls": lambda s: welcome(s, dict(GOOD, call_bytes=0)),
             "tensor in no bucket": lambda s: welcome(s, dict(GOOD, buckets=[])),
             "tensor in two": lambda s: welcome(s, dict(GOOD, buckets=GOOD["buckets"] * 2)),

@@ -1,9 +1,15 @@
-"""Collectives outside the plan: through a part of the shared regions, as many times as it takes."""
+"""Collectives outside the plan: through a part of the shared regions, as many times as it takes.
+
+That part is cut into places. While the agent has what lies in some of them, this worker fills and empties others.
+"""
 
 from __future__ import annotations
 
+import collections
+import functools
 import io
-from typing import Any, Iterable, Iterator, List, Tuple
+import mmap
+from typing import Any, Callable, Deque, Iterable, Iterator, List, Tuple
 
 import torch
 
@@ -12,6 +18,8 @@ from ._device import Device
 from ._memory import dtype_name, view
 
 OPS = ("sum", "mean", "min", "max")
+_PLACES = 4
+_PLACE_ALIGN = 64  # bytes
 _ALIGN = 16  # bytes: no element type is larger
 
 
@@ -22,6 +30,7 @@ class Calls:
         self._client = client
         self._layout = layout
         self._device = device
+        self._place = layout.call_bytes // _PLACES // _PLACE_ALIGN * _PLACE_ALIGN  # bytes
 
     def barrier(self) -> None:
         """Returns once every worker has called it."""
@@ -34,13 +43,14 @@ class Calls:
             raise ValueError(f"all_reduce: op {op!r} is none of {', '.join(OPS)}")
         name = dtype_name(tensor.dtype, "all_reduce: the tensor")
         whole = tensor.data.contiguous()  # the tensor itself, where it can be
-        for piece in whole.view(-1).split(self._layout.call_bytes // tensor.element_size()):
-            if piece.numel() == 0:  # split's only piece of an empty tensor
-                continue
-            (sent,), (got,) = self._views([piece])
-            self._device.copy_in(sent, piece)
-            self._call(kind="all-reduce", op=op, dtype=name, elements=piece.numel())
-            self._device.copy_out([piece], [got])
+        flat = whole.view(-1)
+        size = self._place // tensor.element_size()
+        pieces = ([flat[at : at + size]] for at in range(0, flat.numel(), size))
+
+        def request(number: int, piece: List[torch.Tensor]) -> Any:
+            return dict(kind="all-reduce", op=op, dtype=name, elements=piece[0].numel(), **{"from": number * size})
+
+        self._each(pieces, request)
         if not tensor.is_contiguous():
             tensor.data.copy_(whole)
 
@@ -50,19 +60,50 @@ class Calls:
 
         They are written behind autograd's back (.data): a graph that saved a BatchNorm's buffers stays usable.
         """
-        for pieces in _batches(tensors, self._layout.call_bytes):
-            sent, got = self._views(pieces)
-            if self._client.rank == root:
-                for s, piece in zip(sent, pieces):
-                    self._device.copy_in(s, piece)
-            self._call(kind="broadcast", root=root, bytes=_end(pieces))
-            if self._client.rank != root:
-                self._device.copy_out(pieces, got)
+        mine = self._client.rank == root
+        self._each(
+            _batches(tensors, self._place),
+            lambda _, pieces: dict(kind="broadcast", root=root, bytes=_end(pieces)),
+            give=mine,
+            take=not mine,
+        )
 
-    def _call(self, **request: Any) -> None:
-        """Makes a call when its data are copied in, and those of the last one out."""
-        self._device.when_copied(lambda: self._client.call(**request))
-        self._device.settle()
+    def _each(
+        self,
+        batches: Iterable[List[torch.Tensor]],
+        request: Callable[[int, List[torch.Tensor]], Any],
+        give: bool = True,
+        take: bool = True,
+    ) -> None:
+        """Makes a call of each list of tensors, which fit into a place together; lists are numbered from 0.
+
+        give and take say whether it needs what they hold, and whether they become what it returns.
+        """
+        begun: Deque[int] = collections.deque()
+        filled: Deque[Tuple[int, List[torch.Tensor]]] = collections.deque()
+
+        def begin(**request: Any) -> None:
+            begun.append(self._client.begin(**request))
+
+        def end() -> None:
+            self._device.settle()
+            self._client.wait(begun.popleft())
+            at, pieces = filled.popleft()
+            if take:
+                self._device.copy_out(pieces, self._views(self._layout.output, at, pieces))
+
+        for number, pieces in enumerate(batches):
+            if len(filled) == _PLACES:
+                end()
+            at = number % _PLACES * self._place
+            if give:
+                for piece, sent in zip(pieces, self._views(self._layout.input, at, pieces)):
+                    self._device.copy_in(sent, piece)
+            filled.append((at, pieces))
+            # When its data are copied in, and those of the last call there out.
+            self._device.when_copied(functools.partial(begin, at=at, **request(number, pieces)))
+        while filled:
+            end()
 
     def broadcast_object(self, value: Any, root: int) -> Any:
         """Returns rank root's value, of anything that torch.save can write."""
@@ -77,12 +118,9 @@ class Calls:
         self.broadcast([data], root)
         return torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=False)  # from a worker that has our secret
 
-    def _views(self, pieces: List[torch.Tensor]) -> Tuple[List[torch.Tensor], List[torch.Tensor]]:
-        at = [self._layout.call_offset + offset for offset in _offsets(pieces)]
-        return (
-            [view(self._layout.input, p.dtype, a, p.shape) for a, p in zip(at, pieces)],
-            [view(self._layout.output, p.dtype, a, p.shape) for a, p in zip(at, pieces)],
-        )
+    def _views(self, region: mmap.mmap, at: int, pieces: List[torch.Tensor]) -> List[torch.Tensor]:
+        start = self._layout.call_offset + at
+        return [view(region, p.dtype, start + offset, p.shape) for p, offset in zip(pieces, _offsets(pieces))]
 
 
 def _size(piece: torch.Tensor) -> int:

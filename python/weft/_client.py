@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Set, Tuple
 
 from . import __version__
 
@@ -87,6 +87,7 @@ class Client:
         self.world = world
         self._local_rank = local_rank
         self._calls = 0
+        self._begun: Set[int] = set()  # calls that have not returned
         self._error: Optional[WeftError] = None
         self._header = bytearray(HEADER.size)
         self._socket: Optional[socket.socket] = connection
@@ -126,16 +127,28 @@ class Client:
         return bucket
 
     def call(self, **request: Any) -> None:
-        """Makes a collective outside the plan and waits for it; every worker makes the same ones in the same order.
+        """Makes a collective outside the plan and waits for it; every worker makes the same ones in the same order."""
+        self.wait(self.begin(**request))
 
-        Its data lie at call_offset of the input region, its result at call_offset of the output region.
+    def begin(self, **request: Any) -> int:
+        """Makes a collective outside the plan, and says which call it is.
+
+        Its data lie from call_offset + request["at"] of the input region, its result there in the output region; neither
+        overlaps that of a call that has not returned.
         """
         index = self._calls
         self._calls += 1
+        self._begun.add(index)
         self._send(CALL, index, payload=request)
-        returned, _, _ = self._receive(RETURNED)
-        if returned != index:
-            raise self._fail(WeftError(f"rank {self.rank}: the agent returned call {returned}, this worker made {index}"))
+        return index
+
+    def wait(self, call: int) -> None:
+        """Waits for a call to return. Those begun after it may have returned before."""
+        while call in self._begun:
+            returned, _, _ = self._receive(RETURNED)
+            if returned not in self._begun:
+                raise self._fail(WeftError(f"rank {self.rank}: the agent returned call {returned}, which this worker has not made"))
+            self._begun.remove(returned)
 
     def goodbye(self) -> None:
         """Ends the connection in order. Without it, the agent ends the other workers too."""
@@ -172,7 +185,7 @@ class Client:
         places = [(t["offset"], t["bytes"]) for t in w["tensors"]] + [(w["call_offset"], w["call_bytes"])]
         if any(offset < 0 or offset + size > min(sizes) for offset, size in places):
             raise ValueError("a tensor outside its region")
-        if w["call_bytes"] < 16:  # the largest element that torch has
+        if w["call_bytes"] < 256:  # four times the alignment of a call's data
             raise ValueError("no room for calls")
         if sorted(k for b in w["buckets"] for k in b["tensors"]) != list(range(len(tensors))):
             raise ValueError("not every tensor in one bucket")
