@@ -438,6 +438,39 @@ def checkpointed(t: Trainer) -> None:
         train(t, model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+class Behind(nn.Module):
+    """Passes on what it gets. On a GPU, the gradients before it come some milliseconds after the hooks that are told of them."""
+
+    class Pass(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            if g.is_cuda:
+                torch.cuda._sleep(10_000_000)  # cycles
+            return g.clone()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Behind.Pass.apply(x)
+
+
+@case
+def behind(t: Trainer) -> None:
+    """Large gradients, which a GPU is yet to compute when it is asked to copy them, and a step that follows at once."""
+    torch.manual_seed(RANK)
+    model = nn.Sequential(
+        nn.Linear(20, 2048), nn.Tanh(), Behind(), nn.Linear(2048, 256), nn.Tanh(), Behind(), nn.Linear(256, 5)
+    ).to(DEVICE)
+    wrapped, optimizer = t.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    for x, y in batches():
+        optimizer.zero_grad()
+        loss_of(wrapped(x), y).backward()
+        optimizer.step()
+    t.record()
+
+
 @case
 def forked_loader(t: Trainer) -> None:
     """Worker processes forked from the training process, while training."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import unittest
 from typing import Any, List
 from unittest import mock
@@ -9,7 +10,8 @@ from unittest import mock
 import torch
 
 from weft import _session
-from weft._device import Device, Streaming, place_of
+from weft._client import WeftError
+from weft._device import CUDAStream, Device, Streaming, place_of
 
 from . import late, test_reducer
 
@@ -108,6 +110,56 @@ class StreamingDevice(unittest.TestCase):
             place_of([("a", torch.zeros(1)), ("b", torch.zeros(1, device="meta"))])
         self.assertEqual(place_of([("a", torch.zeros(1))]), torch.device("cpu"))
         self.assertIs(type(_session.device_at(torch.device("cpu"), [])), Device)
+
+
+class OnCUDA(unittest.TestCase):
+    """What is asked of torch.cuda, by name: this has no GPU to try."""
+
+    def setUp(self) -> None:
+        self.cuda = mock.MagicMock()
+        for name in "Event", "Stream", "cudart", "current_stream", "stream":
+            self.assertTrue(hasattr(torch.cuda, name))
+            patch = mock.patch.object(torch.cuda, name, getattr(self.cuda, name))
+            patch.start()
+            self.addCleanup(patch.stop)
+        self.register = self.cuda.cudart().cudaHostRegister
+        self.regions = [mmap.mmap(-1, 5000), mmap.mmap(-1, 100)]
+
+    def at(self, region: mmap.mmap) -> int:
+        return torch.frombuffer(region, dtype=torch.uint8).data_ptr()
+
+    def test_regions_are_locked(self) -> None:
+        self.register.return_value = 0
+        device = _session.device_at(torch.device("cuda", 1), self.regions)
+        self.assertEqual(self.register.mock_calls, [mock.call(self.at(r), len(r), 1) for r in self.regions])
+        self.cuda.Stream.assert_called_once_with(torch.device("cuda", 1))
+        device.close()
+        device.close()
+        self.cuda.Stream().synchronize.assert_called()
+        unregister = self.cuda.cudart().cudaHostUnregister
+        self.assertEqual(unregister.mock_calls, [mock.call(self.at(r)) for r in self.regions])
+
+    def test_cannot_lock(self) -> None:
+        self.register.side_effect = [0, 2]
+        with self.assertRaisesRegex(WeftError, "cannot page-lock 100 bytes of shared memory for cuda:1: CUDA error 2"):
+            _session.device_at(torch.device("cuda", 1), self.regions)
+        self.cuda.cudart().cudaHostUnregister.assert_called_once_with(self.at(self.regions[0]))
+
+    def test_streams(self) -> None:
+        self.register.return_value = 0
+        stream = CUDAStream(torch.device("cuda", 1), self.regions)
+        side, caller = self.cuda.Stream(), self.cuda.current_stream()
+        stream.follow()
+        side.wait_stream.assert_called_once_with(caller)
+        to, tensor = mock.Mock(), mock.Mock()
+        stream.copy(to, tensor)
+        self.cuda.stream.assert_called_once_with(side)
+        to.copy_.assert_called_once_with(tensor, non_blocking=True)
+        self.assertIs(stream.record(), self.cuda.Event())
+        self.cuda.Event().record.assert_called_once_with(side)
+        stream.lead()
+        caller.wait_stream.assert_called_once_with(side)
+        self.assertFalse(stream.copies(torch.zeros(1)))
 
 
 class Late(test_reducer.Reducer):

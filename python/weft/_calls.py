@@ -110,13 +110,13 @@ class Calls:
         file = io.BytesIO()
         if self._client.rank == root:
             torch.save(value, file)
-        size = torch.tensor(file.tell())
+        size = torch.tensor(file.tell(), device="cpu")
         self.broadcast([size], root)
-        data = torch.empty(int(size), dtype=torch.uint8)
+        data = torch.empty(int(size), dtype=torch.uint8, device="cpu")
         if self._client.rank == root:
             data.copy_(torch.frombuffer(file.getbuffer(), dtype=torch.uint8))
         self.broadcast([data], root)
-        return torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=False)  # from a worker that has our secret
+        return torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=False)  # from a worker that has our secret
 
     def _views(self, region: mmap.mmap, at: int, pieces: List[torch.Tensor]) -> List[torch.Tensor]:
         start = self._layout.call_offset + at
