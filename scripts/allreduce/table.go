@@ -42,27 +42,32 @@ func writeTables(w io.Writer, o options, s setting, world int, results map[int64
 			return fmt.Sprintf("%.2f", bound(s, world, bytes).Seconds()/median(x["engine"].times).Seconds())
 		}})
 	}
-	writeTable(w, o, columns, results)
-	columns = nil
-	for _, name := range names {
-		columns = append(columns, number("processor, s/GB: "+titles[name], "%.2f", name, func(x *result) []float64 { return x.cpu }))
-	}
+	writeTable(w, o, "", columns, results)
+	writeTable(w, o, "Processor time, s/GB:", each("%.2f", func(x *result) []float64 { return x.cpu }), results)
 	if s.rate > 0 {
-		for _, name := range names {
-			columns = append(columns, number("computing beside, s/GB: "+titles[name], "%.2f", name, func(x *result) []float64 { return x.stolen }),
-				number("slowed: "+titles[name], "%.2f", name, func(x *result) []float64 { return x.slowed }))
-		}
+		writeTable(w, o, "Processor time that a computation beside lacks, s/GB:", each("%.2f", func(x *result) []float64 { return x.stolen }), results)
+		writeTable(w, o, "How many times as long the computation takes:", each("%.2f", func(x *result) []float64 { return x.slowed }), results)
 	}
-	fmt.Fprintln(w)
-	writeTable(w, o, columns, results)
 }
 
+// each is a column for each system.
+func each(format string, of func(*result) []float64) (out []column) {
+	for _, system := range names {
+		out = append(out, column{titles[system], []string{system}, func(_ int64, x map[string]*result) string { return fmt.Sprintf(format, median(of(x[system]))) }})
+	}
+	return out
+}
+
+// titles of the systems in the tables.
 var titles = map[string]string{"gloo": "Gloo", "weft": "weft", "mpi": "Open MPI", "engine": "engine"}
 
-func writeTable(w io.Writer, o options, columns []column, results map[int64]map[string]*result) {
+func writeTable(w io.Writer, o options, title string, columns []column, results map[int64]map[string]*result) {
 	columns = slices.DeleteFunc(slices.Clone(columns), func(c column) bool {
 		return slices.ContainsFunc(c.needs, func(s string) bool { return !slices.Contains(o.systems, s) })
 	})
+	if title != "" {
+		fmt.Fprintf(w, "\n%s\n\n", title)
+	}
 	fmt.Fprint(w, "| size |")
 	for _, c := range columns {
 		fmt.Fprintf(w, " %s |", c.head)
@@ -92,10 +97,6 @@ func ratio(head, a, b string) column {
 		}
 		return fmt.Sprintf("**%.2f** (%.2f to %.2f)", median(all), slices.Min(all), slices.Max(all))
 	}}
-}
-
-func number(head, format, system string, of func(*result) []float64) column {
-	return column{head, []string{system}, func(_ int64, x map[string]*result) string { return fmt.Sprintf(format, median(of(x[system]))) }}
 }
 
 // machine tells where this runs.
