@@ -114,7 +114,7 @@ class Reducer(unittest.TestCase):
                 if state and session.client.rank == 0:  # wrap gives the model to all, but not the optimizer's state
                     m.load_state_dict(state[0])
                 if state:
-                    optimizer.load_state_dict(state[1])
+                    optimizer.load_state_dict(copy.deepcopy(state[1]))  # torch 2 keeps the tensors of steps
                 wrap(session, m, 64, optimizer)
                 for step in steps:
                     optimizer.zero_grad()
