@@ -37,10 +37,13 @@ type Config struct {
 	Socket string
 	// Explained says that [Agent.Ended] will tell how the processes of workers end.
 	Explained bool
-	// Hosts are the workers of each host, ranks counted host by host, and Net connects
-	// their agents. Nil: all workers are of this host. The agent does not close Net.
-	Hosts collective.Layout
-	Net   transport.Endpoint
+	// Meet connects the agents of all hosts, each with the number of workers that it
+	// returns, ranks counted host by host; nil: all workers are of this host. If its context
+	// ends first, it may tell the other hosts the cause: a [*protocol.Failed], or
+	// [context.Canceled] if all workers of this host have ended in order.
+	Meet func(context.Context) (transport.Endpoint, collective.Layout, error)
+	// Warn, if set, gets a line where somebody has waited for long.
+	Warn func(string)
 	// Timeout bounds how long workers may wait for another one, and a transfer
 	// may take; 0: no bound.
 	Timeout time.Duration
@@ -58,14 +61,22 @@ type Agent struct {
 	ctx      context.Context
 	cancel   context.CancelFunc
 
+	meeting    context.Context // of Meet
+	stopMeet   context.CancelCauseFunc
+	hasMet     chan struct{}  // closed when Meet has returned
 	lastWords  sync.WaitGroup // to the other hosts
 	agreements uint64         // among hosts so far
 
 	mu      sync.Mutex
+	net     transport.Endpoint // to the other hosts; nil: not yet, or there are none
+	hosts   collective.Layout
+	absent  error                      // why there will never be
+	parted  []bool                     // by host: it has ended in order
 	conns   map[*net.UnixConn]struct{} // all that are open
 	workers []worker                   // by place in Ranks
 	session *session                   // nil until all workers have said hello
 	failure *engine.Failure            // why training has ended
+	warned  map[int]bool               // ranks that have been warned of
 	ended   bool
 	closed  bool // no connection may begin any more
 }
@@ -98,13 +109,15 @@ const (
 	// explanation is how long after its connection the end of a process may follow.
 	explanation = 500 * time.Millisecond
 	tick        = time.Second
+	// patience is how long somebody waits before the user hears of it.
+	patience = 10 * time.Second
 )
 
 // Listen makes the socket.
 func Listen(c Config) (*Agent, error) {
 	a := &Agent{
 		Config: c, origin: time.Now(), done: make(chan struct{}),
-		conns: map[*net.UnixConn]struct{}{}, workers: make([]worker, len(c.Ranks)),
+		conns: map[*net.UnixConn]struct{}{}, workers: make([]worker, len(c.Ranks)), warned: map[int]bool{}, hasMet: make(chan struct{}),
 	}
 	for w := range a.workers {
 		a.workers[w].explained = make(chan struct{})
@@ -117,12 +130,11 @@ func Listen(c Config) (*Agent, error) {
 		return nil, fmt.Errorf("the agent's socket: %w", err)
 	}
 	a.ctx, a.cancel = context.WithCancel(context.Background())
+	a.meeting, a.stopMeet = context.WithCancelCause(context.Background())
 	a.running.Go(a.accept)
 	a.running.Go(a.watch)
 	if !a.alone() {
-		for _, h := range a.others() {
-			a.running.Go(func() { a.listen(h) })
-		}
+		a.running.Go(a.meet)
 	}
 	return a, nil
 }
@@ -151,6 +163,12 @@ func (a *Agent) Close() error {
 	}
 	a.mu.Unlock()
 	a.lastWords.Wait()
+	if !a.alone() {
+		<-a.hasMet
+	}
+	if a.net != nil {
+		a.net.Close() // the last words are read; who is lost is no news any more
+	}
 	a.cancel()
 	err := a.listener.Close()
 	a.running.Wait()
@@ -207,9 +225,7 @@ func (a *Agent) end() {
 	if !a.ended {
 		a.ended = true
 		close(a.done)
-		if !a.alone() {
-			a.tellHosts()
-		}
+		a.tellHosts()
 	}
 }
 
@@ -512,11 +528,12 @@ var (
 // gather does what workers do together once all have come. One that has left, or
 // does the other thing, never comes.
 func (a *Agent) gather(g gathering) {
-	if a.ended {
-		return
-	}
 	first := slices.IndexFunc(a.workers, func(x worker) bool { return g.here(&x) })
-	if first < 0 {
+	switch {
+	case a.ended || first < 0:
+		return
+	case a.absent != nil:
+		a.failf(-1, "rank %d %s, and %w", a.Ranks[first], g.what, a.absent)
 		return
 	}
 	all := true
@@ -542,26 +559,36 @@ func (a *Agent) gather(g gathering) {
 			all = false
 		}
 	}
-	if all {
+	if all && (a.alone() || a.net != nil) {
 		g.do(a)
 	}
 }
 
-// overdue ends training when workers have gathered for too long.
+// overdue ends training when workers have gathered for too long, and warns before
+// that.
 func (a *Agent) overdue() {
-	if a.Timeout == 0 || a.ended {
-		return
-	}
 	for _, g := range []gathering{hellos, calls} {
 		for w := range a.workers {
 			waited := a.now() - a.workers[w].since
-			if !g.here(&a.workers[w]) || waited <= a.Timeout {
+			at := slices.IndexFunc(a.workers, func(x worker) bool { return !g.here(&x) })
+			if a.ended || !g.here(&a.workers[w]) || at < 0 {
 				continue
 			}
-			if at := slices.IndexFunc(a.workers, func(x worker) bool { return !g.here(&x) }); at >= 0 {
-				a.failf(a.Ranks[at], "rank %d %s and has waited %v for rank %d", a.Ranks[w], g.what, waited.Round(time.Millisecond), a.Ranks[at])
-				return
+			late := &engine.Failure{Rank: a.Ranks[at], Bucket: -1, Err: fmt.Errorf("rank %d %s and has waited %v for rank %d", a.Ranks[w], g.what, waited.Round(time.Millisecond), a.Ranks[at])}
+			switch {
+			case a.Timeout > 0 && waited > a.Timeout:
+				a.fail(late)
+			case waited > patience:
+				a.warn(late)
 			}
 		}
+	}
+}
+
+// warn tells the user of somebody who is waited for, once.
+func (a *Agent) warn(f *engine.Failure) {
+	if a.Warn != nil && !a.warned[f.Rank] {
+		a.warned[f.Rank] = true
+		a.Warn(f.Error())
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"weft/agent/protocol"
+	"weft/agent/rendezvous"
 	"weft/cluster"
 	"weft/collective"
 	"weft/engine"
@@ -37,17 +38,54 @@ const (
 var assumed = cluster.Link{Name: "net", Latency: 25, Bandwidth: 10e9}
 
 // alone reports whether this host has all workers.
-func (a *Agent) alone() bool { return a.Net == nil }
+func (a *Agent) alone() bool { return a.Meet == nil }
+
+// meet connects to the other hosts, unless training ends first.
+func (a *Agent) meet() {
+	net, hosts, err := a.Meet(a.meeting)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	defer close(a.hasMet)
+	a.net, a.hosts = net, hosts
+	var told *protocol.Failed
+	var ended *rendezvous.Ended
+	switch {
+	case err == nil && a.ended: // meanwhile
+		a.tellHosts()
+	case err == nil:
+		a.parted = make([]bool, len(hosts))
+		for _, h := range a.others() {
+			a.running.Go(func() { a.listen(h) })
+		}
+		a.gather(hellos)
+	case errors.As(err, &told):
+		a.fail(heard(told))
+	case errors.As(err, &ended): // which matters only to who wants something
+		a.absent = err
+		a.gather(hellos)
+	default:
+		a.failf(-1, "%w", err)
+	}
+}
+
+// heard is what another host has failed of.
+func heard(f *protocol.Failed) *engine.Failure {
+	rank := -1
+	if f.Rank != nil {
+		rank = *f.Rank
+	}
+	return &engine.Failure{Rank: rank, Bucket: -1, Tensor: f.Tensor, Phase: engine.Phase(f.Phase), Err: errors.New(f.Message)}
+}
 
 // host is the number of this host, first the first rank of one.
-func (a *Agent) host() int { return a.Net.Rank() }
+func (a *Agent) host() int { return a.net.Rank() }
 
-func (a *Agent) first(host int) int { return a.Hosts[:host].Workers() }
+func (a *Agent) first(host int) int { return a.hosts[:host].Workers() }
 
 // hostOf is the host of a rank.
 func (a *Agent) hostOf(rank int) int {
 	host := 0
-	for host+1 < len(a.Hosts) && rank >= a.first(host+1) {
+	for host+1 < len(a.hosts) && rank >= a.first(host+1) {
 		host++
 	}
 	return host
@@ -55,7 +93,7 @@ func (a *Agent) hostOf(rank int) int {
 
 // others are the other hosts.
 func (a *Agent) others() (out []int) {
-	for h := range a.Hosts {
+	for h := range a.hosts {
 		if h != a.host() {
 			out = append(out, h)
 		}
@@ -66,7 +104,7 @@ func (a *Agent) others() (out []int) {
 // listen hears how another host ends.
 func (a *Agent) listen(host int) {
 	news := make([]byte, newsBytes)
-	err := a.Net.Recv(a.ctx, host, transport.Tag{Channel: newsChannel}, news)
+	err := a.net.Recv(a.ctx, host, transport.Tag{Channel: newsChannel}, news)
 	var f protocol.Failed
 	if err == nil {
 		err = protocol.Decode(bytes.TrimRight(news, "\x00"), &f)
@@ -77,16 +115,23 @@ func (a *Agent) listen(host int) {
 	case err != nil:
 		a.lostHost(host, err)
 	case f.Message != "":
-		rank := -1
-		if f.Rank != nil {
-			rank = *f.Rank
-		}
-		a.fail(&engine.Failure{Rank: rank, Bucket: -1, Tensor: f.Tensor, Phase: engine.Phase(f.Phase), Err: errors.New(f.Message)})
+		a.fail(heard(&f))
+	default:
+		a.parted[host] = true
 	}
 }
 
 // tellHosts tells the other hosts that this one has ended, and why.
 func (a *Agent) tellHosts() {
+	if a.net == nil {
+		var cause error // in order
+		if a.failure != nil {
+			f := describe(a.failure)
+			cause = &f
+		}
+		a.stopMeet(cause)
+		return
+	}
 	news := make([]byte, newsBytes)
 	var f protocol.Failed
 	if a.failure != nil {
@@ -101,7 +146,7 @@ func (a *Agent) tellHosts() {
 		a.lastWords.Go(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), newsTime)
 			defer cancel()
-			a.Net.Send(ctx, h, transport.Tag{Channel: newsChannel}, news) // who does not hear it will see
+			a.net.Send(ctx, h, transport.Tag{Channel: newsChannel}, news) // who does not hear it will see
 		})
 	}
 }
@@ -112,6 +157,10 @@ func (a *Agent) lostHost(host int, cause error) {
 		return
 	}
 	rank := a.first(host)
+	if a.parted[host] {
+		a.failf(rank, "rank %d has ended its training and rank %d goes on: give every rank the same number of iterations", rank, a.Ranks[0])
+		return
+	}
 	var lost *transport.PeerLost
 	if errors.As(cause, &lost) {
 		cause = lost.Cause
@@ -184,8 +233,8 @@ func (a *Agent) swap(tag transport.Tag, mine []byte, length func(i int) int) ([]
 	var all sync.WaitGroup
 	for i, h := range others {
 		got[i] = make([]byte, length(i))
-		all.Go(func() { errs[2*i] = a.Net.Send(a.ctx, h, tag, mine) })
-		all.Go(func() { errs[2*i+1] = a.Net.Recv(a.ctx, h, tag, got[i]) })
+		all.Go(func() { errs[2*i] = a.net.Send(a.ctx, h, tag, mine) })
+		all.Go(func() { errs[2*i+1] = a.net.Recv(a.ctx, h, tag, got[i]) })
 	}
 	all.Wait()
 	return got, errors.Join(errs...)
@@ -193,7 +242,7 @@ func (a *Agent) swap(tag transport.Tag, mine []byte, length func(i int) int) ([]
 
 // program is what this host does in a collective of all hosts.
 func (a *Agent) program(s collective.Spec, d job.DType) (*collective.Program, error) {
-	s.World = len(a.Hosts)
+	s.World = len(a.hosts)
 	return s.Choose(assumed, d.Bytes()).Program(a.host())
 }
 

@@ -2,6 +2,7 @@ package agent_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -19,13 +20,18 @@ import (
 	"weft/transport"
 )
 
+// met has host h connected already.
+func met(net *transport.Memory, h int, l collective.Layout) func(context.Context) (transport.Endpoint, collective.Layout, error) {
+	return func(context.Context) (transport.Endpoint, collective.Layout, error) { return net.Endpoint(h), l, nil }
+}
+
 // newHosts starts the agents of several hosts and their workers.
 func newHosts(t *testing.T, l collective.Layout) (*transport.Memory, []*host) {
 	t.Helper()
 	net := transport.NewMemory(len(l), transport.MemoryOptions{})
 	var all []*host
 	for h := range l {
-		c := agent.Config{World: l.Workers(), Hosts: l, Net: net.Endpoint(h)}
+		c := agent.Config{World: l.Workers(), Meet: met(net, h, l)}
 		for r := range l[h] {
 			c.Ranks = append(c.Ranks, l[:h].Workers()+r)
 		}

@@ -186,7 +186,7 @@ func (a *Agent) programs(l *layout) ([][]*collective.Program, error) {
 			k := key{t.Kind, t.Bucket, t.Collective}
 			if made[k] == nil {
 				s, d := l.spec(t)
-				s.World = len(a.Hosts)
+				s.World = len(a.hosts)
 				p, err := s.Choose(a.link(x).Cost, d.Bytes()).Program(a.host())
 				if err != nil {
 					return nil, err
@@ -211,7 +211,7 @@ func (l *layout) spec(t *plan.Transfer) (collective.Spec, job.DType) {
 // link is what a program of the plan runs on.
 func (a *Agent) link(l int) Link {
 	if a.Schedule == nil || len(a.Schedule.Links) == 0 {
-		return Link{Net: a.Net, Cost: assumed}
+		return Link{Net: a.net, Cost: assumed}
 	}
 	return a.Schedule.Links[l]
 }

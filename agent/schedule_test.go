@@ -36,7 +36,7 @@ func newScheduled(t *testing.T, l collective.Layout, schedule func(h int) *agent
 	}
 	var all []*host
 	for h := range l {
-		c := agent.Config{World: l.Workers(), Hosts: l, Net: net.Endpoint(h), Schedule: schedule(h)}
+		c := agent.Config{World: l.Workers(), Meet: met(net, h, l), Schedule: schedule(h)}
 		for _, m := range links {
 			c.Schedule.Links = append(c.Schedule.Links, agent.Link{Net: m.Endpoint(h), Cost: cluster.Link{Latency: 25, Bandwidth: 1e9}})
 		}

@@ -318,7 +318,7 @@ func (a *Agent) collective(s *session, op uint64, c *protocol.Call) error {
 		}
 		fallthrough
 	case c.Kind == protocol.AllReduce:
-		return a.reduce(t, a.Net, s.target(at), s.sources(at))
+		return a.reduce(t, a.net, s.target(at), s.sources(at))
 	}
 	return nil // a barrier: all have come
 }
@@ -337,5 +337,5 @@ func (a *Agent) broadcast(t *collective.Transfer, root int, dst []byte, sources 
 		return err
 	}
 	t.DType, t.Result = job.Uint8, dst
-	return t.Run(a.ctx, a.Net)
+	return t.Run(a.ctx, a.net)
 }

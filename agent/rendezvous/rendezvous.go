@@ -34,7 +34,8 @@ type Config struct {
 	// Warn, if set, gets a line about what is waited for, once.
 	Warn func(string)
 	// Hopeless is how long to try what is likely to stay as it is, such as a name that
-	// does not resolve. 0: Hopeless of this package.
+	// does not resolve. Half of it, a rank may take to mend a wrong secret, and rank 0
+	// stays after a failure to tell who comes late. 0: Hopeless of this package.
 	Hopeless time.Duration
 }
 

@@ -40,7 +40,7 @@ func hosts(t *testing.T, workers ...int) (out []Config) {
 	for h, n := range workers {
 		out = append(out, Config{
 			Member: Member{Weft: "0.1.0", World: l.Workers(), First: l[:h].Workers(), Workers: n},
-			Master: master, Secret: secret, Timeout: 20 * time.Second, Hopeless: 50 * time.Millisecond,
+			Master: master, Secret: secret, Timeout: 20 * time.Second, Hopeless: 2 * time.Second,
 		})
 	}
 	return out

@@ -13,16 +13,8 @@ import (
 	"weft/transport"
 )
 
-const (
-	strangers = 64 // connections at once with who may be anybody
-
-	// amends is how long a rank that came with a wrong secret may take to come with the
-	// right one. Who has no secret may be anybody; but an agent of the job that was
-	// given a wrong one will not come again, and the others must hear why.
-	amends = 5 * time.Second
-	// lateness is how long after a failure a member may come and still hear of it.
-	lateness = 5 * time.Second
-)
+// strangers are connections at once with who may be anybody.
+const strangers = 64
 
 // server is what the agent of rank 0 does for all: it gathers the members, and tells
 // each what has become of it.
@@ -191,7 +183,9 @@ func (s *server) endWith(conn net.Conn) (stop func()) {
 func (s *server) stranger(conn net.Conn, rank int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.after(amends, func() {
+	// Who has no secret may be anybody; but an agent of the job that was given a wrong
+	// one will not come again, and the others must hear why.
+	s.after(s.Hopeless/2, func() {
 		if !s.members.has(rank) {
 			s.failf(rank, "rank %d, at %v, does not have the same secret as rank 0 (WEFT_SECRET_FILE)", rank, conn.RemoteAddr())
 		}
@@ -282,7 +276,7 @@ func (s *server) end(m protocol.Message) {
 		s.close()
 		return
 	}
-	s.timers = append(s.timers, time.AfterFunc(lateness, func() {
+	s.timers = append(s.timers, time.AfterFunc(s.Hopeless/2, func() { // who comes late still hears of it
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.close()
