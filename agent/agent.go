@@ -78,7 +78,8 @@ type Agent struct {
 	failure *engine.Failure            // why training has ended
 	warned  map[int]bool               // ranks that have been warned of
 	ended   bool
-	closed  bool // no connection may begin any more
+	closed  bool          // no connection may begin any more
+	allTold chan struct{} // closed once all workers have been told the failure, or are gone
 }
 
 // worker is what the agent knows of one worker.
@@ -88,7 +89,9 @@ type worker struct {
 	hello *protocol.Hello
 	calls []*call       // made and not begun, in order
 	since time.Duration // when it said either, and began to wait for the others
+	bye   bool          // it has said goodbye
 	gone  bool          // in order, or before anybody needed it
+	told  bool          // that training cannot go on
 
 	explained chan struct{} // closed when its process has ended, as cause says
 	cause     error
@@ -107,7 +110,7 @@ const (
 	// ahead is how many calls a worker may make that the others have yet to make.
 	ahead = 8
 	// explanation is how long after its connection the end of a process may follow.
-	explanation = 500 * time.Millisecond
+	explanation = 2 * time.Second
 	tick        = time.Second
 	// patience is how long somebody waits before the user hears of it.
 	patience = 10 * time.Second
@@ -117,7 +120,7 @@ const (
 func Listen(c Config) (*Agent, error) {
 	a := &Agent{
 		Config: c, origin: time.Now(), done: make(chan struct{}),
-		conns: map[*net.UnixConn]struct{}{}, workers: make([]worker, len(c.Ranks)), warned: map[int]bool{}, hasMet: make(chan struct{}),
+		conns: map[*net.UnixConn]struct{}{}, workers: make([]worker, len(c.Ranks)), warned: map[int]bool{}, hasMet: make(chan struct{}), allTold: make(chan struct{}),
 	}
 	for w := range a.workers {
 		a.workers[w].explained = make(chan struct{})
@@ -177,38 +180,56 @@ func (a *Agent) Close() error {
 	return err
 }
 
+// Told is closed once a failure has been told to all workers that may still ask.
+func (a *Agent) Told() <-chan struct{} { return a.allTold }
+
+// Fail ends training, for a reason that the agent does not see.
+func (a *Agent) Fail(err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.failf(-1, "%w", err)
+}
+
 // Ended tells the agent that the process of a worker has ended, as cause says; nil
 // means in order. Once a rank.
 func (a *Agent) Ended(rank int, cause error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	w := slices.Index(a.Ranks, rank)
-	if w < 0 || a.workers[w].gone || a.closed {
+	if w < 0 || a.closed {
 		return
 	}
-	if a.workers[w].conn == nil {
-		if cause == nil || !slices.ContainsFunc(a.workers, func(x worker) bool { return x.conn != nil }) {
-			a.leave(w, cause) // it never wanted anything, and nobody wanted it yet
-		} else {
-			a.lost(w, cause)
-		}
-		return
+	x := &a.workers[w]
+	x.cause = cause
+	close(x.explained)
+	switch unwanted := !slices.ContainsFunc(a.workers, func(x worker) bool { return x.conn != nil }); {
+	case x.gone:
+	case x.conn == nil && (cause == nil || unwanted && a.alone() && a.Explained):
+		a.leave(w, cause) // it never wanted anything, and nobody wanted it yet
+	case x.conn == nil:
+		a.lost(w, cause)
+	default:
+		// What it had said comes first: the end of its connection is what counts, or if
+		// another process holds that open, time.
+		a.running.Go(func() {
+			a.patience(nil)
+			a.part(w, errors.New("its process ended without goodbye"))
+		})
 	}
-	if cause == nil {
-		cause = errors.New("its process ended without goodbye")
+}
+
+// part notes that a worker has ended, and how as far as is known.
+func (a *Agent) part(w int, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	x := &a.workers[w]
+	switch {
+	case x.gone:
+	case x.bye && x.cause == nil:
+		a.leave(w, nil)
+	default:
+		a.lost(w, cmp.Or(x.cause, err))
 	}
-	// What it had said comes first: the end of its connection is what counts, or if
-	// another process holds that open, time.
-	a.workers[w].cause = cause
-	close(a.workers[w].explained)
-	a.running.Go(func() {
-		a.patience(nil)
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		if !a.workers[w].gone {
-			a.lost(w, cause)
-		}
-	})
 }
 
 // patience waits a while, or until something happens or training has ended.
@@ -242,6 +263,20 @@ func (a *Agent) fail(f *engine.Failure) {
 	}
 	for w := range a.workers {
 		a.send(w, m)
+		if x := &a.workers[w]; x.conn != nil || x.gone {
+			a.told(w)
+		}
+	}
+}
+
+// told notes that a worker knows that training cannot go on.
+func (a *Agent) told(w int) {
+	if w < 0 || a.workers[w].told {
+		return
+	}
+	a.workers[w].told = true
+	if !slices.ContainsFunc(a.workers, func(x worker) bool { return !x.told }) {
+		close(a.allTold)
 	}
 }
 
@@ -341,11 +376,11 @@ func (a *Agent) serve(conn *net.UnixConn) {
 		a.patience(a.workers[who].explained)
 	}
 	a.mu.Lock()
-	defer a.mu.Unlock()
 	delete(a.conns, conn)
+	a.mu.Unlock()
 	conn.Close()
-	if who >= 0 && !a.workers[who].gone {
-		a.lost(who, cmp.Or(a.workers[who].cause, err))
+	if who >= 0 {
+		a.part(who, err)
 	}
 }
 
@@ -392,6 +427,10 @@ func (a *Agent) take(conn *net.UnixConn, who *int, m protocol.Message) error {
 	if a.ended {
 		if *who < 0 && a.failure != nil { // it comes too late to have been told
 			tell(conn, a.failure)
+			h := new(protocol.Hello)
+			if m.Kind == protocol.KindHello && m.Decode(h) == nil {
+				a.told(slices.Index(a.Ranks, h.Rank))
+			}
 		}
 		return errors.New("training has ended")
 	}
@@ -432,7 +471,8 @@ func (a *Agent) take(conn *net.UnixConn, who *int, m protocol.Message) error {
 		}
 		a.gather(calls)
 	case protocol.KindGoodbye:
-		a.leave(w, nil)
+		a.workers[w].bye = true
+		return errors.New("it said goodbye") // an exit code may yet say otherwise
 	default:
 		a.failf(rank, "rank %d sent a message that only agents send: %v", rank, m.Kind)
 	}

@@ -25,8 +25,8 @@ type Keeper struct {
 const keeperPipe = 3
 
 // NewKeeper starts a keeper of dir, by the arguments with which this program calls
-// [Keep].
-func NewKeeper(dir string, args ...string) (*Keeper, error) {
+// [Keep]. A lock of the directory, if there is one, lasts as long as the keeper.
+func NewKeeper(dir string, lock *os.File, args ...string) (*Keeper, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -38,6 +38,9 @@ func NewKeeper(dir string, args ...string) (*Keeper, error) {
 	defer r.Close()
 	k := &Keeper{exec.Command(self, append(args, dir)...), w}
 	k.cmd.ExtraFiles = []*os.File{r}
+	if lock != nil {
+		k.cmd.ExtraFiles = append(k.cmd.ExtraFiles, lock)
+	}
 	k.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // the terminal's signals are not for it
 	if err := k.cmd.Start(); err != nil {
 		w.Close()

@@ -9,10 +9,10 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -20,10 +20,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Config says what to start. Worker i is rank i of N.
+// Config says what to start.
 type Config struct {
 	Command []string
-	Workers int
+	Place
 	// Env is added to the environment of this process and what every launcher gives
 	// to workers: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
 	// MASTER_PORT, and OMP_NUM_THREADS, an equal part of the processors, if it is not
@@ -41,13 +41,16 @@ type Config struct {
 	Settle, Grace time.Duration
 	// Keeper, if set, ends the workers and what they started if this process cannot.
 	Keeper *Keeper
+	// Signals, if set, are passed on to all workers and what they started, who are then to
+	// end; a second one as SIGKILL.
+	Signals <-chan os.Signal
 	// Ended is called when a worker has ended: nil means in order.
 	Ended func(rank int, failed *Exit)
 }
 
 // What Config takes for 0.
 const (
-	Settle = time.Second
+	Settle = 3 * time.Second
 	Grace  = 5 * time.Second
 )
 
@@ -56,6 +59,8 @@ type Exit struct {
 	Rank   int
 	Code   int            // as the shell has it: 128 + signal for a signal
 	Signal syscall.Signal // 0: none
+	// Told says that the signal was one of those by which Group made it end.
+	Told bool
 }
 
 func (e *Exit) Error() string { return fmt.Sprintf("rank %d ended: %s", e.Rank, e.How()) }
@@ -68,56 +73,72 @@ func (e *Exit) How() string {
 	return fmt.Sprint("exit code ", e.Code)
 }
 
+// Fault is the one of those that failed, in the order in which they did, whose fault
+// it was: the given rank, if it failed by itself, or else the first that did, or else
+// the first. Nil: none failed.
+func Fault(failed []*Exit, rank int) *Exit {
+	for _, fits := range []func(*Exit) bool{
+		func(e *Exit) bool { return !e.Told && e.Rank == rank },
+		func(e *Exit) bool { return !e.Told },
+		func(e *Exit) bool { return true },
+	} {
+		if i := slices.IndexFunc(failed, fits); i >= 0 {
+			return failed[i]
+		}
+	}
+	return nil
+}
+
 // Group is the workers of this host.
 type Group struct {
 	Config
-	running sync.WaitGroup
-	stop    chan struct{} // closed once all are to end
+	running sync.WaitGroup // workers, until they have ended
+	own     sync.WaitGroup // goroutines beside those
+	stop    chan struct{}  // closed once all are to end
 	stopped sync.Once
 	ended   chan struct{} // closed when all have
 
-	mu    sync.Mutex
-	alive map[int]bool // the process groups; each has the number of its worker
-	first *Exit        // of the first that failed
+	mu     sync.Mutex
+	alive  map[int]bool            // the process groups; each has the number of its worker
+	sent   map[syscall.Signal]bool // to all
+	failed []*Exit                 // in the order in which they ended
 }
 
-// Start starts all workers, or none.
-func Start(c Config) (*Group, error) {
+// Start starts all workers, or none. They are stopped when ctx ends.
+func Start(ctx context.Context, c Config) (*Group, error) {
 	c.Settle, c.Grace = cmp.Or(c.Settle, Settle), cmp.Or(c.Grace, Grace)
-	port, err := freePort()
-	if err != nil {
-		return nil, err
-	}
-	g := &Group{Config: c, stop: make(chan struct{}), ended: make(chan struct{}), alive: map[int]bool{}}
+	g := &Group{Config: c, stop: make(chan struct{}), ended: make(chan struct{}), alive: map[int]bool{}, sent: map[syscall.Signal]bool{}}
 	started := make(chan error)
-	go func() {
+	g.own.Go(func() {
 		// Workers are killed when the thread that started them ends: it stays as long as
 		// they do, and is not used again, because it may have been prepared for them.
 		runtime.LockOSThread()
-		started <- g.start(port)
+		started <- g.start()
 		<-g.ended
-	}()
-	err = <-started
+	})
+	err := <-started
 	if err != nil {
 		g.kill(syscall.SIGKILL)
 	}
-	go func() {
+	g.own.Go(func() {
 		g.running.Wait()
 		close(g.ended)
-	}()
+	})
 	if err != nil {
-		<-g.ended
+		g.own.Wait()
 		return nil, err
 	}
-	go g.supervise()
+	g.own.Go(g.supervise)
+	g.own.Go(func() { g.watch(ctx) })
 	return g, nil
 }
 
-func (g *Group) start(port int) error {
+func (g *Group) start() error {
 	out := new(sync.Mutex) // lines of different workers do not mix
-	for rank := range g.Workers {
+	for i := range g.Workers {
+		rank := g.First + i
 		w := exec.Command(g.Command[0], g.Command[1:]...)
-		w.Env = append(append(os.Environ(), g.environment(rank, port)...), g.Env...)
+		w.Env = append(append(os.Environ(), g.environment(i)...), g.Env...)
 		if g.Prepare != nil {
 			env, err := g.Prepare(rank)
 			if err != nil {
@@ -139,26 +160,13 @@ func (g *Group) start(port int) error {
 	return nil
 }
 
-// environment is what every launcher gives to workers.
-func (g *Group) environment(rank, port int) []string {
-	env := []string{"MASTER_ADDR=127.0.0.1", fmt.Sprint("MASTER_PORT=", port)}
-	for name, n := range map[string]int{"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": g.Workers, "LOCAL_WORLD_SIZE": g.Workers} {
-		env = append(env, fmt.Sprintf("%s=%d", name, n))
-	}
+// environment is what worker i finds in its own.
+func (g *Group) environment(i int) []string {
+	env := g.Place.environment(i)
 	if os.Getenv("OMP_NUM_THREADS") == "" {
 		env = append(env, fmt.Sprint("OMP_NUM_THREADS=", max(1, runtime.NumCPU()/g.Workers)))
 	}
 	return env
-}
-
-// freePort is a port of this host that nobody has now.
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("finding a free port: %w", err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
 // worker is a process and what it prints.
@@ -201,8 +209,9 @@ func (g *Group) wait(w *worker) {
 	g.Keeper.ended(pid)
 	w.Wait()
 	failed := exit(w.rank, w.ProcessState)
-	if g.first == nil {
-		g.first = failed
+	if failed != nil {
+		failed.Told = g.sent[failed.Signal]
+		g.failed = append(g.failed, failed)
 	}
 	g.mu.Unlock()
 	if g.Ended != nil {
@@ -222,37 +231,36 @@ func exit(rank int, s *os.ProcessState) *Exit {
 	status, _ := s.Sys().(syscall.WaitStatus)
 	switch {
 	case status.Signaled():
-		return &Exit{rank, 128 + int(status.Signal()), status.Signal()}
+		return &Exit{Rank: rank, Code: 128 + int(status.Signal()), Signal: status.Signal()}
 	case s.ExitCode() != 0:
 		return &Exit{Rank: rank, Code: s.ExitCode()}
 	}
 	return nil
 }
 
-// Wait waits until all workers have ended, and returns how the first that failed did.
-func (g *Group) Wait() *Exit {
-	<-g.ended
-	return g.first
+// Wait waits until all workers have ended, and returns those that failed, in the order
+// in which they did.
+func (g *Group) Wait() []*Exit {
+	g.own.Wait()
+	return g.failed
 }
 
 // Stop makes all workers end: by themselves in the time that Settle gives, else by
 // signals.
 func (g *Group) Stop() { g.stopped.Do(func() { close(g.stop) }) }
 
-// Signal passes a signal on to all workers, and to what they started.
-func (g *Group) Signal(s syscall.Signal) { g.kill(s) }
-
 func (g *Group) kill(s syscall.Signal) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.sent[s] = true
 	for pid := range g.alive {
 		syscall.Kill(-pid, s)
 	}
 }
 
-// Watch stops the workers when ctx ends, and passes signals on to them, a second one
-// as SIGKILL. It returns when all have ended.
-func (g *Group) Watch(ctx context.Context, signals <-chan os.Signal) {
+// watch stops the workers when ctx ends, and passes signals on to them, a second one
+// as SIGKILL.
+func (g *Group) watch(ctx context.Context) {
 	for cancelled, interrupts := ctx.Done(), 0; ; {
 		select {
 		case <-g.ended:
@@ -260,11 +268,11 @@ func (g *Group) Watch(ctx context.Context, signals <-chan os.Signal) {
 		case <-cancelled:
 			cancelled = nil
 			g.Stop()
-		case s := <-signals:
+		case s := <-g.Signals:
 			if interrupts++; interrupts > 1 {
 				s = syscall.SIGKILL
 			}
-			g.Signal(s.(syscall.Signal))
+			g.kill(s.(syscall.Signal))
 			g.Stop()
 		}
 	}

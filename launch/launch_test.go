@@ -43,9 +43,9 @@ func TestStubborn(t *testing.T) {
 	var out bytes.Buffer
 	var mu sync.Mutex
 	ends := map[int]string{}
-	g, err := Start(Config{
+	g, err := Start(t.Context(), Config{
 		Command: []string{"sh", "-c", "case $RANK in 0) trap '' TERM; echo deaf; while :; do sleep 1000; done;; 1) sleep 1000;; 2) exit 5;; esac"},
-		Workers: 3, Out: &out, Err: &out, Settle: 200 * time.Millisecond, Grace: 200 * time.Millisecond,
+		Place:   Place{Workers: 3, World: 3}, Out: &out, Err: &out, Settle: 200 * time.Millisecond, Grace: 200 * time.Millisecond,
 		Ended: func(rank int, failed *Exit) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -55,8 +55,8 @@ func TestStubborn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if first := g.Wait(); first == nil || first.Rank != 2 || first.Code != 5 {
-		t.Errorf("first %+v", first)
+	if failed := g.Wait(); len(failed) != 3 || failed[0].Rank != 2 || failed[0].Code != 5 || failed[0].Told || !failed[1].Told || !failed[2].Told {
+		t.Errorf("failed %+v", failed)
 	}
 	mu.Lock()
 	defer mu.Unlock()
@@ -67,19 +67,20 @@ func TestStubborn(t *testing.T) {
 }
 
 func TestSignal(t *testing.T) {
-	g, err := Start(Config{Command: []string{"sleep", "1000"}, Workers: 2, Out: io.Discard, Err: io.Discard})
+	signals := make(chan os.Signal)
+	g, err := Start(t.Context(), Config{Command: []string{"sleep", "1000"}, Signals: signals, Place: Place{Workers: 2, World: 2}, Out: io.Discard, Err: io.Discard})
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.Signal(syscall.SIGINT)
-	if first := g.Wait(); first == nil || first.Code != 130 {
-		t.Errorf("first %+v", first)
+	signals <- syscall.SIGINT
+	if failed := g.Wait(); len(failed) != 2 || failed[0].Code != 130 {
+		t.Errorf("failed %+v", failed)
 	}
 }
 
 func TestNothingToStart(t *testing.T) {
 	before := len(descriptors(t))
-	_, err := Start(Config{Command: []string{"/no/such/program"}, Workers: 2, Out: io.Discard, Err: io.Discard})
+	_, err := Start(t.Context(), Config{Command: []string{"/no/such/program"}, Place: Place{Workers: 2, World: 2}, Out: io.Discard, Err: io.Discard})
 	if err == nil || !strings.Contains(err.Error(), "starting rank 0") {
 		t.Error(err)
 	}
@@ -111,5 +112,63 @@ func TestKeepRefuses(t *testing.T) {
 	}
 	if _, err := os.Stat(dir); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestPlace(t *testing.T) {
+	env := map[string]string{}
+	want := Place{First: 2, Workers: 2, World: 8, MasterAddr: "fd00::1", MasterPort: 29500}
+	for _, x := range want.environment(0) {
+		name, value, _ := strings.Cut(x, "=")
+		env[name] = value
+	}
+	getenv := func(name string) string { return env[name] }
+	p, err := ReadPlace(getenv)
+	if err != nil || p != want {
+		t.Errorf("%+v, %v", p, err)
+	}
+	for port, want := range map[string]string{"": "[fd00::1]:29501", "7": "[fd00::1]:7"} {
+		env["WEFT_PORT"] = port
+		if got, err := p.Rendezvous(getenv); err != nil || got != want {
+			t.Errorf("WEFT_PORT %q: %s, %v", port, got, err)
+		}
+	}
+	for _, port := range []string{"x", "0", "-1", "65536"} {
+		env["WEFT_PORT"] = port
+		if got, err := p.Rendezvous(getenv); err == nil {
+			t.Errorf("WEFT_PORT %q: %s", port, got)
+		}
+	}
+	for name, values := range map[string][]string{
+		"RANK": {"", "-1", "x", "7"}, "WORLD_SIZE": {"", "0", "1", "99999999999"}, "LOCAL_RANK": {"", "1"},
+		"LOCAL_WORLD_SIZE": {"", "0", "9"}, "MASTER_PORT": {"", "0", "65536"}, "MASTER_ADDR": {""},
+	} {
+		for _, v := range values {
+			old := env[name]
+			env[name] = v
+			if p, err := ReadPlace(getenv); err == nil || !strings.Contains(err.Error(), name) {
+				t.Errorf("%s=%s: %+v, %v", name, v, p, err)
+			}
+			env[name] = old
+		}
+	}
+}
+
+func TestFault(t *testing.T) {
+	told, first, second := &Exit{Rank: 0, Told: true}, &Exit{Rank: 1}, &Exit{Rank: 2}
+	for _, x := range []struct {
+		failed []*Exit
+		rank   int
+		want   *Exit
+	}{
+		{nil, 1, nil},
+		{[]*Exit{told, first, second}, 2, second},
+		{[]*Exit{told, first, second}, 0, first},
+		{[]*Exit{told, first, second}, -1, first},
+		{[]*Exit{told}, -1, told},
+	} {
+		if got := Fault(x.failed, x.rank); got != x.want {
+			t.Errorf("%v, rank %d: %v, want %v", x.failed, x.rank, got, x.want)
+		}
 	}
 }

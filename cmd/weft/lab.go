@@ -90,7 +90,7 @@ func emulate(ctx context.Context, c *cli.Console, config lab.Config, command []s
 	if err != nil {
 		return err
 	}
-	keeper, err := launch.NewKeeper(dir, keep)
+	keeper, err := launch.NewKeeper(dir, nil, keep)
 	if err != nil {
 		os.RemoveAll(dir)
 		return err
@@ -100,8 +100,8 @@ func emulate(ctx context.Context, c *cli.Console, config lab.Config, command []s
 	if err := os.WriteFile(secret, []byte(rand.Text()+rand.Text()), 0o600); err != nil {
 		return err
 	}
-	g, err := launch.Start(launch.Config{
-		Command: command, Workers: config.Hosts, Out: c.Out, Err: c.Err, Keeper: keeper,
+	g, err := launch.Start(ctx, launch.Config{
+		Command: command, Place: launch.Place{Workers: config.Hosts, World: config.Hosts}, Out: c.Out, Err: c.Err, Keeper: keeper, Signals: signals,
 		Prepare: func(host int) ([]string, error) {
 			return hostEnvironment(host, config.Hosts, secret), l.Enter(host)
 		},
@@ -109,8 +109,7 @@ func emulate(ctx context.Context, c *cli.Console, config lab.Config, command []s
 	if err != nil {
 		return err
 	}
-	go g.Watch(ctx, signals)
-	first := g.Wait()
+	first := launch.Fault(g.Wait(), -1)
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()

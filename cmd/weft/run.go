@@ -1,26 +1,25 @@
 package main
 
 import (
-	"cmp"
-	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
-	"os/signal"
-	"path/filepath"
-	"syscall"
-	"time"
+	"strconv"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
-	"weft/agent"
+	"weft/agent/host"
 	"weft/internal/cli"
 	"weft/launch"
-	"weft/python"
 )
 
-// maxWorkers of one host.
-const maxWorkers = 1 << 10
+// Bounds of --workers and --nodes.
+const (
+	maxWorkers = 1 << 10
+	maxNodes   = 1 << 10
+)
 
 func newRun(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
@@ -35,28 +34,103 @@ MASTER_PORT and WEFT_SOCKET in its environment, and the Python package weft that
 comes with this program behind what PYTHONPATH has; OMP_NUM_THREADS, if it is not
 set, is an equal part of the processors.
 
+For several hosts, run it on each, in any order, with the same -n, --nodes and
+--master, and the host's number as --node-rank. WEFT_SECRET_FILE names a file with
+a secret that is the same on all of them.
+
 The first worker that fails ends all, and its exit code (128 + signal, if it was
 a signal) is that of weft run.`,
-		Example: `  weft run -n 2 -- python3 train.py`,
-		Args:    want(1, 0, "a COMMAND"),
+		Example: `  weft run -n 2 -- python3 train.py
+  weft run -n 2 --nodes 4 --node-rank 1 --master 10.0.0.1:29500 -- python3 train.py`,
+		Args: want(1, 0, "a COMMAND"),
 	}
 	cmd.Flags().SetInterspersed(false)
 	workers := cmd.Flags().IntP("workers", "n", 1, "how many workers to start")
-	timeout := cmd.Flags().Duration("timeout", 30*time.Minute, "how long workers may wait for another one; 0 for ever")
+	nodes := cmd.Flags().Int("nodes", 1, "how many hosts there are (else WEFT_NODES)")
+	node := cmd.Flags().Int("node-rank", 0, "the number of this one, from 0 (else WEFT_NODE_RANK)")
+	master := cmd.Flags().String("master", "", "HOST:PORT of node 0, where workers gather; agents meet at the\nnext port, or at WEFT_PORT (else MASTER_ADDR and MASTER_PORT)")
+	timeout := cmd.Flags().Duration("timeout", host.Timeout, "how long workers may wait for another one; 0 for ever")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if *workers < 1 || *workers > maxWorkers {
-			return cli.Usagef("--workers %d: need 1 to %d", *workers, maxWorkers)
+		for _, x := range []struct {
+			flag, env string
+			to        *int
+		}{{"nodes", "WEFT_NODES", nodes}, {"node-rank", "WEFT_NODE_RANK", node}} {
+			if err := fromEnv(cmd, x.flag, x.env, x.to); err != nil {
+				return err
+			}
+		}
+		place, err := place(*workers, *nodes, *node, *master)
+		if err != nil {
+			return err
 		}
 		if *timeout < 0 {
 			return cli.Usagef("--timeout %v is negative", *timeout)
 		}
 		orderly.Store(true)
-		return train(cmd.Context(), c, args, *workers, *timeout)
+		err = host.Run(cmd.Context(), host.Config{
+			Place: place, Weft: version, Timeout: *timeout, Getenv: os.Getenv, Keep: []string{keep}, Out: c.Out, Err: c.Err,
+		}, args)
+		if failed, ok := errors.AsType[*host.Failed](err); ok {
+			return cli.Exit(failed.Code, failed)
+		}
+		return err
 	}
 	return cmd
 }
 
-// keep is the command that weft run starts itself with.
+// fromEnv takes a flag that is not given from the environment.
+func fromEnv(cmd *cobra.Command, flag, env string, to *int) error {
+	s := os.Getenv(env)
+	if cmd.Flags().Changed(flag) || s == "" {
+		return nil
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		return cli.Usagef("%s is %q: need a number, or give --%s", env, s, flag)
+	}
+	*to = n
+	return nil
+}
+
+// place is where the workers of this host stand.
+func place(workers, nodes, node int, master string) (p launch.Place, err error) {
+	switch {
+	case workers < 1 || workers > maxWorkers:
+		return p, cli.Usagef("--workers %d: need 1 to %d", workers, maxWorkers)
+	case nodes < 1 || nodes > maxNodes:
+		return p, cli.Usagef("--nodes %d: need 1 to %d", nodes, maxNodes)
+	case node < 0 || node >= nodes:
+		return p, cli.Usagef("--node-rank %d: need 0 to %d, of --nodes %d", node, nodes-1, nodes)
+	}
+	p = launch.Place{First: node * workers, Workers: workers, World: nodes * workers}
+	if nodes == 1 {
+		if master != "" {
+			return p, cli.Usagef("--master has no effect on one host: give --nodes too")
+		}
+		p.MasterAddr = "127.0.0.1"
+		p.MasterPort, err = launch.FreePort()
+		return p, err
+	}
+	if master == "" {
+		if master = net.JoinHostPort(os.Getenv("MASTER_ADDR"), os.Getenv("MASTER_PORT")); master == ":" {
+			return p, cli.Usagef("--nodes %d needs --master HOST:PORT, or MASTER_ADDR and MASTER_PORT", nodes)
+		}
+	}
+	addr, port, err := net.SplitHostPort(master)
+	if err == nil {
+		p.MasterPort, err = strconv.Atoi(port)
+	}
+	if err == nil && (addr == "" || p.MasterPort < 1 || p.MasterPort > 1<<16-1) {
+		err = fmt.Errorf("need a host and a port from 1 to 65535")
+	}
+	if err != nil {
+		return p, cli.Usagef("--master %s: %w", master, err)
+	}
+	p.MasterAddr = addr
+	return p, nil
+}
+
+// keep is the command that weft starts itself with.
 const keep = "keep"
 
 func newKeep() *cobra.Command {
@@ -66,77 +140,20 @@ func newKeep() *cobra.Command {
 	}
 }
 
-// train runs workers and their agent until all have ended.
-func train(ctx context.Context, c *cli.Console, command []string, n int, timeout time.Duration) (err error) {
-	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	defer signal.Stop(signals)
-
-	dir, err := os.MkdirTemp("", launch.DirPrefix)
-	if err != nil {
-		return err
-	}
-	keeper, err := launch.NewKeeper(dir, keep)
-	if err != nil {
-		os.RemoveAll(dir)
-		return err
-	}
-	defer func() { err = cmp.Or(err, keeper.Close()) }()
-	if err := os.CopyFS(filepath.Join(dir, "python"), python.Client); err != nil {
-		return fmt.Errorf("the Python client: %w", err)
-	}
-
-	ranks := make([]int, n)
-	for r := range ranks {
-		ranks[r] = r
-	}
-	a, err := agent.Listen(agent.Config{World: n, Ranks: ranks, Socket: filepath.Join(dir, "agent"), Timeout: timeout, Explained: true})
-	if err != nil {
-		return err
-	}
-	defer a.Close()
-	g, err := launch.Start(launch.Config{
-		Command: command, Workers: n, Out: c.Out, Err: c.Err, Keeper: keeper,
-		Ended: func(rank int, failed *launch.Exit) {
-			if failed != nil {
-				a.Ended(rank, errors.New(failed.How()))
-			} else {
-				a.Ended(rank, nil)
+// newAgent is the command that the client of a local rank 0 starts where weft is not
+// the launcher: docs/formats/client.md.
+func newAgent(c *cli.Console) *cobra.Command {
+	return &cobra.Command{
+		Use: "agent DIR", Hidden: true, Args: want(1, 1, "a directory"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			orderly.Store(true)
+			o := host.Config{Weft: version, Timeout: host.Timeout, Getenv: os.Getenv, Keep: []string{keep}, Out: c.Out, Err: c.Err}
+			unix.SetNonblock(0, true) // or a read of it would not end with Close
+			err := host.Serve(cmd.Context(), o, args[0], os.NewFile(0, "stdin"), os.Stdout)
+			if errors.Is(err, host.Silent) {
+				return cli.Exit(cli.BadInput, cli.ErrNo)
 			}
+			return err
 		},
-		Env: []string{"WEFT_SOCKET=" + a.Socket, "PYTHONPATH=" + pythonPath(filepath.Join(dir, "python"))},
-	})
-	if err != nil {
-		return err
 	}
-	go func() {
-		if <-a.Done(); a.Err() != nil {
-			g.Stop()
-		}
-	}()
-	go g.Watch(ctx, signals)
-	first := g.Wait()
-	return outcome(ctx, first, a.Err())
-}
-
-// outcome is what weft run answers: how the first worker failed, and what the
-// agent knows of it.
-func outcome(ctx context.Context, first *launch.Exit, failure error) error {
-	switch {
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case first == nil:
-		return failure
-	case failure == nil:
-		failure = first
-	}
-	return cli.Exit(first.Code, failure)
-}
-
-// pythonPath puts the client behind what the user has.
-func pythonPath(client string) string {
-	if own := os.Getenv("PYTHONPATH"); own != "" {
-		return own + ":" + client
-	}
-	return client
 }

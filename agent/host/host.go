@@ -1,0 +1,117 @@
+// Package host runs one host's part of a training: its agent and, where weft is the
+// launcher, its workers.
+package host
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"weft/agent"
+	"weft/agent/rendezvous"
+	"weft/collective"
+	"weft/launch"
+	"weft/transport"
+)
+
+// Config of a host's part.
+type Config struct {
+	launch.Place
+	Weft string // version of this program, which must be the same on all hosts
+	// Timeout is how long workers, and hosts, may wait for each other; 0: for ever.
+	Timeout time.Duration
+	// Getenv is [os.Getenv]: WEFT_PORT, WEFT_SECRET_FILE, NCCL_SOCKET_IFNAME and
+	// GLOO_SOCKET_IFNAME are read where there are several hosts.
+	Getenv func(string) string
+	// Keep is the arguments with which this program calls [launch.Keep].
+	Keep []string
+	// Out and Err get what workers print, Err also warnings.
+	Out, Err io.Writer
+}
+
+// Timeout is how long to wait where the user does not say.
+const Timeout = 30 * time.Minute
+
+// listen starts the agent, whose socket is in dir. Explained is as in [agent.Config].
+func (c *Config) listen(dir string, explained bool) (*agent.Agent, error) {
+	o := agent.Config{
+		World: c.World, Ranks: c.Ranks(), Socket: filepath.Join(dir, "agent"), Timeout: c.Timeout, Explained: explained,
+		Warn: c.warn,
+	}
+	if !c.Alone() {
+		m, err := c.rendezvous()
+		if err != nil {
+			return nil, err
+		}
+		o.Meet = func(ctx context.Context) (transport.Endpoint, collective.Layout, error) {
+			return rendezvous.Meet(ctx, m)
+		}
+	}
+	return agent.Listen(o)
+}
+
+// rendezvous is how this host meets the others.
+func (c *Config) rendezvous() (rendezvous.Config, error) {
+	master, err := c.Rendezvous(c.Getenv)
+	if err != nil {
+		return rendezvous.Config{}, err
+	}
+	secret, err := readSecret(c.Getenv("WEFT_SECRET_FILE"))
+	if err != nil {
+		return rendezvous.Config{}, fmt.Errorf("several hosts need a secret that only they have: %w", err)
+	}
+	return rendezvous.Config{
+		Member: rendezvous.Member{Weft: c.Weft, World: c.World, First: c.First, Workers: c.Workers},
+		Master: master, Secret: secret, Interfaces: transport.Names(c.Getenv), Timeout: c.Timeout, Warn: c.warn,
+	}, nil
+}
+
+func (c *Config) warn(text string) { fmt.Fprintln(c.Err, "weft: warning:", text) }
+
+// maxSecret bounds what is read of a file, bytes.
+const maxSecret = 64 << 10
+
+// readSecret reads the job's secret. White space around it does not count.
+func readSecret(path string) (transport.Secret, error) {
+	const how = `make one with: (umask 077; head -c 32 /dev/urandom | base64 > weft.secret); copy it to all hosts and set WEFT_SECRET_FILE to its path`
+	if path == "" {
+		return nil, fmt.Errorf("WEFT_SECRET_FILE is not set; %s", how)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("WEFT_SECRET_FILE: %w; %s", err, how)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("WEFT_SECRET_FILE: %w", err)
+	}
+	if info.Mode().Perm()&0o077 != 0 {
+		return nil, fmt.Errorf("WEFT_SECRET_FILE %s: others may read it (mode %v): chmod 600 it", path, info.Mode())
+	}
+	b, err := io.ReadAll(io.LimitReader(f, maxSecret))
+	if err != nil {
+		return nil, fmt.Errorf("WEFT_SECRET_FILE: %w", err)
+	}
+	if b = bytes.TrimSpace(b); len(b) < transport.MinSecret {
+		return nil, fmt.Errorf("WEFT_SECRET_FILE %s: %d bytes, need %d; %s", path, len(b), transport.MinSecret, how)
+	}
+	return b, nil
+}
+
+// lines lets several write to one writer, a line at a time.
+type lines struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(b)
+}

@@ -1,0 +1,107 @@
+package host
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"sync"
+	"syscall"
+
+	"weft/engine"
+	"weft/launch"
+	"weft/python"
+)
+
+// Failed is how a training ended of which a worker of this host failed.
+type Failed struct {
+	Code int // of the worker whose fault it was, as far as is known, as the shell has it
+	Err  error
+}
+
+func (e *Failed) Error() string { return e.Err.Error() }
+func (e *Failed) Unwrap() error { return e.Err }
+
+// Run runs command on the workers of this host, with an agent beside them, until all
+// have ended. A first SIGINT or SIGTERM is passed on to the workers, a second one kills
+// them.
+func Run(ctx context.Context, c Config, command []string) (err error) {
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	defer signal.Stop(signals)
+	c.Err = &lines{w: c.Err}
+
+	dir, err := os.MkdirTemp("", launch.DirPrefix)
+	if err != nil {
+		return err
+	}
+	keeper, err := launch.NewKeeper(dir, nil, c.Keep...)
+	if err != nil {
+		os.RemoveAll(dir)
+		return err
+	}
+	defer func() { err = cmp.Or(err, keeper.Close()) }()
+	client := filepath.Join(dir, "python")
+	if err := os.CopyFS(client, python.Client); err != nil {
+		return fmt.Errorf("the Python client: %w", err)
+	}
+	if own := c.Getenv("PYTHONPATH"); own != "" {
+		client = own + ":" + client
+	}
+
+	a, err := c.listen(dir, true)
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	g, err := launch.Start(ctx, launch.Config{
+		Command: command, Place: c.Place, Out: c.Out, Err: c.Err, Keeper: keeper, Signals: signals,
+		Ended: func(rank int, failed *launch.Exit) {
+			if failed != nil {
+				a.Ended(rank, errors.New(failed.How()))
+			} else {
+				a.Ended(rank, nil)
+			}
+		},
+		Env: []string{"WEFT_SOCKET=" + a.Socket, "PYTHONPATH=" + client},
+	})
+	if err != nil {
+		a.Fail(fmt.Errorf("rank %d: %w", c.First, err))
+		return err
+	}
+	var watching sync.WaitGroup
+	ended := make(chan struct{})
+	watching.Go(func() {
+		select {
+		case <-ended:
+		case <-a.Done():
+			if a.Err() != nil {
+				g.Stop()
+			}
+		}
+	})
+	failed := g.Wait()
+	close(ended)
+	watching.Wait()
+	return outcome(ctx, failed, a.Err())
+}
+
+// outcome is how the training ended, from those of this host's workers that failed,
+// in order, and what the agent knows.
+func outcome(ctx context.Context, failed []*launch.Exit, failure error) error {
+	blamed := -1
+	if f, ok := errors.AsType[*engine.Failure](failure); ok {
+		blamed = f.Rank
+	}
+	x := launch.Fault(failed, blamed)
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case x == nil:
+		return failure
+	}
+	return &Failed{x.Code, cmp.Or[error](failure, x)}
+}
