@@ -99,7 +99,7 @@ func (o options) start(ctx context.Context, s setting, world int) (t *theatre, e
 	if t.dir, err = os.MkdirTemp("", launch.DirPrefix); err != nil {
 		return t, err
 	}
-	if t.keeper, err = launch.NewKeeper(t.dir, "keep"); err != nil {
+	if t.keeper, err = launch.NewKeeper(t.dir, nil, "keep"); err != nil {
 		return t, err
 	}
 	if s.apart {
@@ -152,8 +152,8 @@ func (t *theatre) path(name string) string { return filepath.Join(t.dir, name) }
 
 // launch starts n processes.
 func (t *theatre) launch(n int, prepare func(int) ([]string, error), env []string, command ...string) error {
-	g, err := launch.Start(launch.Config{
-		Command: command, Workers: n, Out: os.Stderr, Err: os.Stderr, Keeper: t.keeper, Prepare: prepare,
+	g, err := launch.Start(context.Background(), launch.Config{ // close ends them
+		Command: command, Place: launch.Place{Workers: n, World: n}, Out: os.Stderr, Err: os.Stderr, Keeper: t.keeper, Prepare: prepare,
 		Env: append(env, control+"="+t.path("control")), Settle: 5 * time.Second,
 		Ended: func(_ int, failed *launch.Exit) {
 			if failed != nil {
