@@ -54,14 +54,15 @@ func (o *options) find() error {
 	if o.weft == "" {
 		o.weft = filepath.Join(filepath.Dir(self), "weft")
 	}
-	for _, program := range []string{o.weft, o.python, "mpicc", "mpirun"} {
-		if _, err := exec.LookPath(program); err != nil {
-			return err
-		}
-	}
+	needs := map[string][]string{"python": {o.weft, o.python}, "engine": {o.weft}, "mpi": {"mpicc", "mpirun"}}
 	for _, s := range o.systems {
 		if groups[s] == "" {
 			return fmt.Errorf("no system %q; there are %v", s, names)
+		}
+		for _, program := range needs[groups[s]] {
+			if _, err := exec.LookPath(program); err != nil {
+				return fmt.Errorf("for %s: %w", s, err)
+			}
 		}
 	}
 	return nil
