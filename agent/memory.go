@@ -55,16 +55,21 @@ func (r *region) close() {
 // enough refuses to share more memory than the host has free. The system would
 // hand it out, and later kill somebody.
 func enough(size int64) error {
-	b, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return nil // not known: let it be tried
-	}
-	free, ok := available(string(b))
-	if ok && size > free {
+	if free, ok := Available(); ok && size > free {
 		return fmt.Errorf("the gradients of this host's workers take %d bytes of shared memory, and %d are free", size, free)
 	}
 	return nil
 }
+
+// Available is how much memory the host has free, bytes; false if that is not known.
+func Available() (int64, bool) {
+	b, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, false
+	}
+	return available(string(b))
+}
+
 func available(meminfo string) (int64, bool) {
 	for line := range strings.Lines(meminfo) {
 		f := strings.Fields(line)

@@ -397,12 +397,7 @@ func (m *machine) startBackward(i int, it *iteration) {
 
 // duration is the time of an op on a worker, in nanoseconds.
 func (m *machine) duration(w *worker, i int, o int32) float64 {
-	t := m.times[i%m.period][o]
-	if w.scale != 1 || w.jitter != 0 {
-		u := jitter(m.seed, w.rank, i, o)
-		t = ns(float64(t*w.scale*(1+w.jitter*u)) / nsPerUs)
-	}
-	return t
+	return duration(m.times[i%m.period][o], w.scale, w.jitter, m.seed, w.rank, i, o)
 }
 
 func (m *machine) finishOp(w, l int32) {
