@@ -371,7 +371,9 @@ func (r *run) gather(ctx context.Context, cancel func(error)) error {
 		}}
 		config := agent.Config{World: r.cluster.World(), Socket: filepath.Join(dir, fmt.Sprint(h)), Schedule: s}
 		if hosts > 1 {
-			config.Hosts, config.Net = slices.Repeat(collective.Layout{r.cluster.PerNode}, hosts), control.Endpoint(h)
+			config.Meet = func(context.Context) (transport.Endpoint, collective.Layout, error) {
+				return control.Endpoint(h), slices.Repeat(collective.Layout{r.cluster.PerNode}, hosts), nil
+			}
 			for l, m := range links {
 				x := r.cluster.Links[l]
 				e := transport.Emulate(m.Endpoint(h), transport.Link{
