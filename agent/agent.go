@@ -339,6 +339,11 @@ func (a *Agent) watch() {
 		a.mu.Lock()
 		a.step(engine.Event{Kind: engine.Deadline})
 		a.overdue()
+		if !a.ended && a.session != nil {
+			if late := a.session.engine.Late(a.now(), patience); late != nil {
+				a.warn(late)
+			}
+		}
 		a.mu.Unlock()
 	}
 }

@@ -284,7 +284,7 @@ func (e *Engine) take(now time.Duration, v Event) *Failure {
 	case TransferDone:
 		return e.finish(v.Link, v.Instance)
 	case Deadline:
-		return e.overdue(now)
+		return e.Late(now, e.Timeout)
 	}
 	if w < 0 {
 		return &Failure{Rank: v.Rank, Bucket: -1, Err: fmt.Errorf("rank %d is not of this host", v.Rank)}

@@ -75,6 +75,9 @@ func (e *Engine) lost(now time.Duration, rank, w int, cause error) *Failure {
 			return e.flying(now, rank, l, f, err)
 		}
 	}
+	if b, g, ok := e.owed(0); ok && w < 0 { // the next that would have needed it
+		return e.about(rank, b, g, Gradient, e.waiting(now, b, g), err)
+	}
 	return &Failure{Rank: rank, Bucket: -1, Err: err}
 }
 
@@ -121,22 +124,23 @@ func (e *Engine) abandoned(b int) *Failure {
 	return nil
 }
 
-// overdue finds what has waited longer than the timeout.
-func (e *Engine) overdue(now time.Duration) *Failure {
-	if e.Timeout == 0 {
+// Late finds what has waited longer than that, and whom for where that is a worker of
+// this host; nil: nothing has, or that is 0.
+func (e *Engine) Late(now, than time.Duration) *Failure {
+	if than == 0 {
 		return nil
 	}
 	for b := range e.buckets {
 		x := &e.buckets[b]
 		most, least := slices.Max(x.declared), slices.Min(x.declared)
-		if least < most && now-x.since > e.Timeout {
+		if least < most && now-x.since > than {
 			rank := e.Ranks[slices.Index(x.declared, least)]
 			return e.about(rank, b, most, Gradient, now-x.since, fmt.Errorf("rank %d is too slow", rank))
 		}
 	}
 	for l := range e.links {
 		for _, f := range e.links[l].flying {
-			if now-f.started > e.Timeout {
+			if now-f.started > than {
 				return e.flying(now, -1, l, f, fmt.Errorf("%s on link %s takes too long", e.links[l].transfer(f.instance).Kind, e.links[l].program.Link))
 			}
 		}
