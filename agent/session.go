@@ -178,10 +178,6 @@ func (a *Agent) step(v engine.Event) {
 	}
 }
 
-// short is how many bytes are reduced at once rather than beside all else: handing them
-// to a goroutine takes longer.
-const short = 64 << 10
-
 // fly does work beside all else, which uses the session's memory unless that is
 // nil, and then what follows from it.
 func (a *Agent) fly(s *session, work func() error, then func()) {
@@ -248,7 +244,7 @@ func (a *Agent) call() {
 	}, func() {
 		work := func() error { return a.collective(s, op, &first.Call) }
 		returned := func() { a.all(protocol.Message{Kind: protocol.KindReturned, Index: first.index}) }
-		if a.alone() && first.bytes <= short {
+		if a.alone() && first.bytes <= pieceBytes {
 			a.landed(work(), returned)
 		} else {
 			a.fly(s, work, returned)

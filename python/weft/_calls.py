@@ -31,12 +31,13 @@ class Calls:
         self._layout = layout
         self._device = device
         self._place = layout.call_bytes // _PLACES // _PLACE_ALIGN * _PLACE_ALIGN  # bytes
+        # The same tensors come again and again: making two views of one takes longer than copying 64 KiB.
+        self._view = functools.lru_cache(maxsize=1024)(view)
 
     def barrier(self) -> None:
         """Returns once every worker has called it."""
         self._client.call(kind="barrier")
 
-    @torch.no_grad()
     def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
         """Replaces a tensor of any shape by its sum, mean, min or max over all workers, element by element."""
         if op not in OPS:
@@ -54,7 +55,6 @@ class Calls:
         if not tensor.is_contiguous():
             tensor.data.copy_(whole)
 
-    @torch.no_grad()
     def broadcast(self, tensors: Iterable[torch.Tensor], root: int) -> None:
         """Replaces tensors of any shapes and types by those of rank root.
 
@@ -120,7 +120,7 @@ class Calls:
 
     def _views(self, region: mmap.mmap, at: int, pieces: List[torch.Tensor]) -> List[torch.Tensor]:
         start = self._layout.call_offset + at
-        return [view(region, p.dtype, start + offset, p.shape) for p, offset in zip(pieces, _offsets(pieces))]
+        return [self._view(region, p.dtype, start + offset, p.shape) for p, offset in zip(pieces, _offsets(pieces))]
 
 
 def _size(piece: torch.Tensor) -> int:

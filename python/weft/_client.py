@@ -6,6 +6,7 @@ Nothing here knows torch.
 from __future__ import annotations
 
 import array
+import functools
 import json
 import mmap
 import os
@@ -99,12 +100,12 @@ class Client:
 
         Returns once every worker has said the same. The earlier layout's regions, if any, are done with.
         """
-        self._send(HELLO, payload={
+        self._send(HELLO, body=json.dumps({
             "version": VERSION, "weft": __version__, "rank": self.rank, "world": self.world,
             "local_rank": self._local_rank, "pid": os.getpid(), "torch": torch,
             "bucket_bytes": bucket_bytes, "first_bucket_bytes": first_bucket_bytes,
             "tensors": [vars(t) for t in tensors],
-        })  # fmt: skip
+        }).encode())  # fmt: skip
         fds: List[int] = []
         try:
             _, _, payload = self._receive(WELCOME, fds)
@@ -139,7 +140,7 @@ class Client:
         index = self._calls
         self._calls += 1
         self._begun.add(index)
-        self._send(CALL, index, payload=request)
+        self._send(CALL, index, body=_request(**request))
         return index
 
     def wait(self, call: int) -> None:
@@ -199,8 +200,7 @@ class Client:
             call_bytes=w["call_bytes"],
         )
 
-    def _send(self, kind: int, index: int = 0, iteration: int = 0, payload: Any = None) -> None:
-        body = b"" if payload is None else json.dumps(payload).encode()
+    def _send(self, kind: int, index: int = 0, iteration: int = 0, body: bytes = b"") -> None:
         sock = self._open()
         try:
             sock.sendall(HEADER.pack(len(body), kind, 0, 0, index, iteration) + body)
@@ -250,6 +250,11 @@ class Client:
     def _fail(self, error: WeftError) -> WeftError:
         self._error = error
         return error
+
+
+@functools.lru_cache(maxsize=256)  # a training makes the same calls again and again
+def _request(**request: Any) -> bytes:
+    return json.dumps(request).encode()
 
 
 def _recv_with_fds(sock: socket.socket, into: memoryview, fds: List[int]) -> int:
