@@ -58,6 +58,9 @@ func (a *Agent) newSession(l *layout) (*session, error) {
 		}
 		s.inputs = append(s.inputs, r)
 	}
+	if replay {
+		s.touch()
+	}
 	return s, nil
 }
 

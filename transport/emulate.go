@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -18,6 +19,10 @@ type Link struct {
 	// Clock wakes calls when their time has come; nil: timers of Go, which may be a
 	// millisecond late.
 	Clock *alarm.Clock
+	// Ahead is how long before its message has left a Send returns, as if the rest lay
+	// in a socket's buffer: the next one is then there in time, though its caller wakes
+	// late. 0: 200 us, which is more than a timer is late on a machine that has time.
+	Ahead time.Duration
 }
 
 // EmulatedChannels is the number of channels of an emulated endpoint; the
@@ -50,9 +55,7 @@ type emulated struct {
 	out, in time.Time // until when the port is busy, each way
 }
 
-// early is how much of its wire time a Send leaves to go by after it has
-// returned, as if in a socket's buffer. It is more than a timer is late, so that
-// the next Send finds the wire still busy and no bandwidth is lost.
+// early is Link.Ahead if that is not given.
 const early = 200 * time.Microsecond
 
 // stampTag is the tag of the message that follows one of tag, and says when that
@@ -96,7 +99,7 @@ func (m *emulated) Send(ctx context.Context, to int, tag Tag, data []byte) error
 			stamp.free()
 		}
 		if err == nil {
-			err = m.sleep(ctx, left.Add(-early))
+			err = m.sleep(ctx, left.Add(-cmp.Or(m.link.Ahead, early)))
 		}
 	}
 	return asOf(err, Sending, to, tag, start)
