@@ -106,7 +106,7 @@ func compare(ctx context.Context) error {
 	if err := o.find(); err != nil {
 		return err
 	}
-	start := time.Now()
+	start, busy := time.Now(), load()
 	var out strings.Builder
 	for _, s := range settings {
 		for n := range strings.SplitSeq(*workers, ",") {
@@ -121,7 +121,8 @@ func compare(ctx context.Context) error {
 			writeTables(&out, o, s, world, results)
 		}
 	}
-	fmt.Fprintf(&out, "\n%s. Taken in %.0f s by `bin/allreduce %s`, %d turns each.\n", machine(), time.Since(start).Seconds(), strings.Join(os.Args[1:], " "), o.rounds)
+	fmt.Fprintf(&out, "\n%s. Taken in %.0f s by `%s`, %d turns each; before, %s processes wanted to run.\n",
+		machine(), time.Since(start).Seconds(), strings.Join(append([]string{"bin/allreduce"}, os.Args[1:]...), " "), o.rounds, busy)
 	if *page != "" {
 		return replace(*page, out.String())
 	}

@@ -43,6 +43,7 @@ const (
 
 	startTime = 60 * time.Second
 	turnTime  = 60 * time.Second
+	endTime   = 20 * time.Second
 )
 
 // find completes the options.
@@ -155,7 +156,7 @@ func (t *theatre) path(name string) string { return filepath.Join(t.dir, name) }
 func (t *theatre) launch(n int, prepare func(int) ([]string, error), env []string, command ...string) error {
 	g, err := launch.Start(context.Background(), launch.Config{ // close ends them
 		Command: command, Place: launch.Place{Workers: n, World: n}, Out: os.Stderr, Err: os.Stderr, Keeper: t.keeper, Prepare: prepare,
-		Env: append(env, control+"="+t.path("control")), Settle: 5 * time.Second,
+		Env: append(env, control+"="+t.path("control")), Settle: endTime,
 		Ended: func(_ int, failed *launch.Exit) {
 			if failed != nil {
 				select {
@@ -210,7 +211,8 @@ func (t *theatre) mpirun(ctx context.Context) error {
 	// Somebody on each host whose namespace its daemon can enter.
 	if err := t.launch(t.world, func(host int) ([]string, error) {
 		return []string{fmt.Sprint("PIDFILE=", t.path("pid."), lab.Addr(host))}, t.lab.Enter(host)
-	}, nil, "sh", "-c", `echo $$ > "$PIDFILE.new" && mv "$PIDFILE.new" "$PIDFILE"; exec sleep 3600`); err != nil {
+	}, nil, "sh", "-c", `echo $$ > "$PIDFILE.new" && mv "$PIDFILE.new" "$PIDFILE"
+		while test -e "$PIDFILE"; do sleep 1; done`); err != nil {
 		return err
 	}
 	var hosts []string
@@ -362,6 +364,9 @@ func (t *theatre) close() error {
 				a.Close()
 			}
 		}
+	}
+	for host := range t.world { // those who wait there end
+		os.Remove(t.path("pid." + lab.Addr(host).String()))
 	}
 	for _, g := range t.groups {
 		g.Stop()

@@ -110,6 +110,13 @@ func machine() string {
 	return fmt.Sprintf("%s, %d cores, Linux %s", model, runtime.NumCPU(), bytes.TrimSpace(kernel))
 }
 
+// load is how many processes have wanted to run in the last minute, on average.
+func load() string {
+	text, _ := os.ReadFile("/proc/loadavg")
+	average, _, _ := strings.Cut(string(text), " ")
+	return average
+}
+
 const begin, end = "<!-- tables of scripts/allreduce -->\n", "<!-- end of tables -->\n"
 
 // replace puts tables into a page, in the place of those that it has.
