@@ -1,0 +1,334 @@
+// Package links measures what joins the hosts of a job: how long messages and
+// collectives of the live engine take by size, and the latency and bandwidth that
+// explain it.
+package links
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"weft/cluster"
+	"weft/collective"
+	"weft/collective/kernel"
+	"weft/job"
+	"weft/plan"
+	"weft/transport"
+)
+
+// Kinds are the collectives that are measured: those that plans consist of, as rings.
+var Kinds = []cluster.Kind{cluster.AllReduce, cluster.ReduceScatter, cluster.AllGather, cluster.Broadcast}
+
+// Sizes that are measured, bytes. On a slow link the largest are left out.
+var Sizes = []int64{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20}
+
+const (
+	perSize         = 300 * time.Millisecond // for all iterations of a size, about
+	few, many       = 3, 200                 // iterations of a size
+	tooLong         = 2 * time.Second        // of one iteration: no larger size is measured
+	channel, advice = 1, 2                   // of collectives; of what goes to host 0 and from it
+)
+
+// Measured is what host 0 knows in the end. Times are microseconds.
+type Measured struct {
+	// Messages are the times of one message from a host to the next, half of there and
+	// back, of the slowest pair; their Kind says nothing.
+	Messages []cluster.Point
+	Rings    []cluster.Point // collectives, by kind and then size
+}
+
+// Measure measures among the hosts of an endpoint; all of them call it at the same
+// time. The result is that of host 0, and nil elsewhere. progress, if not nil, is told
+// what is done.
+func Measure(ctx context.Context, e transport.Endpoint, progress func(done, total int)) (*Measured, error) {
+	m := &measurement{ctx: ctx, e: e}
+	var err error
+	if m.barrier, err = collective.Barrier(e.Rank(), e.World()); err != nil {
+		return nil, err
+	}
+	out, largest, done := new(Measured), int64(math.MaxInt64), 0
+	sizes := func(measure func(bytes int64) (func(n int) ([]time.Duration, error), error), to *[]cluster.Point, k cluster.Kind) error {
+		for _, bytes := range Sizes {
+			if done++; progress != nil {
+				progress(done-1, (len(Kinds)+1)*len(Sizes))
+			}
+			if bytes > largest {
+				continue
+			}
+			run, err := measure(bytes)
+			if err != nil {
+				return err
+			}
+			t, last, err := m.median(run)
+			if err != nil {
+				return err
+			}
+			if last {
+				largest = bytes
+			}
+			*to = append(*to, cluster.Point{Kind: k, Bytes: bytes, Time: float64(t.Nanoseconds()) / 1e3})
+		}
+		return nil
+	}
+	if err := sizes(m.messages, &out.Messages, 0); err != nil {
+		return nil, err
+	}
+	for _, k := range Kinds {
+		ring := func(bytes int64) (func(int) ([]time.Duration, error), error) { return m.ring(k, bytes) }
+		if err := sizes(ring, &out.Rings, k); err != nil {
+			return nil, err
+		}
+	}
+	if e.Rank() > 0 {
+		return nil, nil
+	}
+	return out, nil
+}
+
+// measurement is one host's part.
+type measurement struct {
+	ctx     context.Context
+	e       transport.Endpoint
+	barrier *collective.Program
+	op      uint64
+}
+
+// median runs something often enough to tell how long it takes, and whether it is
+// the longest that is to be.
+func (m *measurement) median(run func(n int) ([]time.Duration, error)) (t time.Duration, last bool, err error) {
+	if _, err := run(1); err != nil { // touches memory
+		return 0, false, err
+	}
+	first, err := run(1)
+	if err != nil {
+		return 0, false, err
+	}
+	n, last, err := m.decide(int(min(max(perSize/max(first[0], 1), few), many)), first[0] > tooLong)
+	if err != nil {
+		return 0, false, err
+	}
+	times, err := run(n)
+	if err == nil {
+		err = m.longest(times)
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	slices.Sort(times)
+	return times[n/2], last, nil
+}
+
+// ring measures a collective.
+func (m *measurement) ring(k cluster.Kind, bytes int64) (func(n int) ([]time.Duration, error), error) {
+	spec := collective.Spec{Kind: k, World: m.e.World(), Slices: []plan.Slice{{Length: bytes / 4}}}
+	p, err := spec.Choose(cluster.Link{Bandwidth: 1}, 4).Program(m.e.Rank()) // no latency: a ring
+	if err != nil {
+		return nil, err
+	}
+	t := collective.Transfer{Program: p, Reduction: collective.Reduction{DType: job.Float32, Op: kernel.Sum}, Result: make([]byte, bytes)}
+	return func(n int) ([]time.Duration, error) {
+		times := make([]time.Duration, n)
+		for i := range times {
+			if err := m.run(collective.Transfer{Program: m.barrier}); err != nil {
+				return nil, err
+			}
+			start := time.Now()
+			if err := m.run(t); err != nil {
+				return nil, err
+			}
+			times[i] = time.Since(start)
+		}
+		return times, nil
+	}, nil
+}
+
+func (m *measurement) run(t collective.Transfer) error {
+	m.op++
+	t.Channel, t.Op = channel, m.op
+	return t.Run(m.ctx, m.e)
+}
+
+// messages measures a message from each host to the next, pair by pair.
+func (m *measurement) messages(bytes int64) (func(n int) ([]time.Duration, error), error) {
+	b := make([]byte, bytes)
+	pairs := m.e.World()
+	if pairs == 2 {
+		pairs = 1
+	}
+	return func(n int) ([]time.Duration, error) {
+		times := make([]time.Duration, n)
+		for h := range pairs {
+			if err := m.run(collective.Transfer{Program: m.barrier}); err != nil {
+				return nil, err
+			}
+			next := (h + 1) % m.e.World()
+			for i := range times {
+				m.op++
+				there, back := transport.Tag{Channel: channel, Op: m.op}, transport.Tag{Channel: channel, Op: m.op, Chunk: 1}
+				var err error
+				switch m.e.Rank() {
+				case h:
+					start := time.Now()
+					if err = m.e.Send(m.ctx, next, there, b); err == nil {
+						err = m.e.Recv(m.ctx, next, back, b)
+					}
+					times[i] = time.Since(start) / 2
+				case next:
+					if err = m.e.Recv(m.ctx, h, there, b); err == nil {
+						err = m.e.Send(m.ctx, h, back, b)
+					}
+				}
+				if err != nil {
+					return nil, err
+				}
+			}
+		}
+		return times, nil
+	}, nil
+}
+
+// longest makes the times of host 0 those of the host that took longest: others may
+// have begun before it, or still receive what it has sent.
+func (m *measurement) longest(times []time.Duration) error {
+	m.op++
+	tag := transport.Tag{Channel: advice, Op: m.op}
+	b := make([]byte, 8*len(times))
+	if m.e.Rank() > 0 {
+		for i, t := range times {
+			binary.LittleEndian.PutUint64(b[8*i:], uint64(t))
+		}
+		return m.e.Send(m.ctx, 0, tag, b)
+	}
+	for h := 1; h < m.e.World(); h++ {
+		if err := m.e.Recv(m.ctx, h, tag, b); err != nil {
+			return err
+		}
+		for i := range times {
+			times[i] = max(times[i], time.Duration(binary.LittleEndian.Uint64(b[8*i:])))
+		}
+	}
+	return nil
+}
+
+// once is how long a collective takes on this host, once all are there.
+func (m *measurement) once(t collective.Transfer) (time.Duration, error) {
+	run := func(t collective.Transfer) error {
+		m.op++
+		t.Channel, t.Op = channel, m.op
+		return t.Run(m.ctx, m.e)
+	}
+	if err := run(collective.Transfer{Program: m.barrier}); err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	err := run(t)
+	return time.Since(start), err
+}
+
+// decide makes all hosts do what host 0 wants.
+func (m *measurement) decide(n int, last bool) (int, bool, error) {
+	m.op++
+	tag := transport.Tag{Channel: advice, Op: m.op}
+	b := make([]byte, 8)
+	if m.e.Rank() > 0 {
+		if err := m.e.Recv(m.ctx, 0, tag, b); err != nil {
+			return 0, false, err
+		}
+		v := binary.LittleEndian.Uint64(b)
+		if n = int(v >> 1); n < few || n > many {
+			return 0, false, fmt.Errorf("host 0 wants %d iterations", n)
+		}
+		return n, v&1 == 1, nil
+	}
+	v := uint64(n) << 1
+	if last {
+		v |= 1
+	}
+	binary.LittleEndian.PutUint64(b, v)
+	for h := 1; h < m.e.World(); h++ {
+		if err := m.e.Send(m.ctx, h, tag, b); err != nil {
+			return 0, false, err
+		}
+	}
+	return n, last, nil
+}
+
+// Fit is the latency and bandwidth that explain the times of messages best, and how
+// well: errors are the explained time over the measured one, less 1.
+type Fit struct {
+	Link            cluster.Link
+	Messages, Rings []float64 // errors
+}
+
+// Worst is the largest error, whichever its sign.
+func Worst(errors []float64) float64 {
+	worst := 0.0
+	for _, e := range errors {
+		worst = max(worst, math.Abs(e))
+	}
+	return worst
+}
+
+// Fit finds the link: of all lines through two of the messages' times, or through one
+// and no latency, that with the least sum of relative errors. So a few sizes that
+// behave otherwise, as those that a shaper lets pass at once, do not bend it. Rings of
+// so many hosts follow from it.
+func (m *Measured) Fit(hosts int) (*Fit, error) {
+	for _, p := range m.Messages {
+		if !(p.Time > 0) || p.Bytes <= 0 {
+			return nil, fmt.Errorf("a message of %d bytes took %v us", p.Bytes, p.Time)
+		}
+	}
+	latency, slowness, least := 0.0, 0.0, math.Inf(1) // microseconds, and microseconds a byte
+	try := func(a, b float64) {
+		sum := 0.0
+		for _, p := range m.Messages {
+			sum += math.Abs((a+b*float64(p.Bytes))/p.Time - 1)
+		}
+		if a >= 0 && b > 0 && sum < least {
+			latency, slowness, least = a, b, sum
+		}
+	}
+	for i, p := range m.Messages {
+		try(0, p.Time/float64(p.Bytes))
+		for _, q := range m.Messages[:i] {
+			b := (p.Time - q.Time) / float64(p.Bytes-q.Bytes)
+			try(p.Time-b*float64(p.Bytes), b)
+		}
+	}
+	if slowness == 0 {
+		return nil, fmt.Errorf("no message was measured")
+	}
+	f := &Fit{Link: cluster.Link{Latency: math.Round(latency*1e3) / 1e3, Bandwidth: math.Round(8e6 / slowness)}}
+	for _, p := range m.Messages {
+		f.Messages = append(f.Messages, (f.Link.Latency+float64(p.Bytes)*8e6/f.Link.Bandwidth)/p.Time-1)
+	}
+	c := cluster.Uniform(hosts, 1, f.Link)
+	for _, p := range m.Rings {
+		cost, err := c.Cost(0, p.Kind, p.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		f.Rings = append(f.Rings, cost.Total()/p.Time-1)
+	}
+	return f, nil
+}
+
+// Cluster is what was measured as a cluster; with table, with the times of rings.
+func (m *Measured) Cluster(l collective.Layout, name string, f *Fit, table bool) (*cluster.Cluster, error) {
+	for _, n := range l {
+		if n != l[0] {
+			return nil, fmt.Errorf("hosts have %v workers: a cluster has as many on each", l)
+		}
+	}
+	link := f.Link
+	link.Name = name
+	if table {
+		link.Curve = m.Rings
+	}
+	c := cluster.Uniform(len(l), l[0], link)
+	return c, c.Validate()
+}

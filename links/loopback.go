@@ -1,0 +1,56 @@
+package links
+
+import (
+	"context"
+	"crypto/rand"
+	"sync"
+
+	"weft/transport"
+)
+
+// Loopback connects hosts that are all in this process, over the loopback interface.
+func Loopback(ctx context.Context, hosts int) (_ []transport.Endpoint, err error) {
+	o := transport.TCPOptions{Secret: make([]byte, 2*transport.MinSecret)}
+	rand.Read(o.Secret)
+	var listeners []*transport.Listener
+	for range hosts {
+		l, err := transport.Listen(ctx, "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer l.Close()
+		listeners = append(listeners, l)
+		o.Addrs = append(o.Addrs, l.Addr().String())
+	}
+	out, errs := make([]transport.Endpoint, hosts), make([]error, hosts)
+	Together(hosts, func(rank int) {
+		o := o
+		o.Rank = rank
+		out[rank], errs[rank] = listeners[rank].Connect(ctx, o)
+	})
+	for _, e := range errs {
+		if e != nil {
+			Close(out)
+			return nil, e
+		}
+	}
+	return out, nil
+}
+
+// Together runs f for all hosts at once.
+func Together(hosts int, f func(rank int)) {
+	var all sync.WaitGroup
+	for rank := range hosts {
+		all.Go(func() { f(rank) })
+	}
+	all.Wait()
+}
+
+// Close closes endpoints, which wait for each other.
+func Close(es []transport.Endpoint) {
+	Together(len(es), func(rank int) {
+		if es[rank] != nil {
+			es[rank].Close()
+		}
+	})
+}
