@@ -180,14 +180,18 @@ func (a *Agent) agree(want any, differ func(host int, other []byte) error, then 
 		then()
 		return
 	}
-	mine, err := protocol.Encode(want)
-	if err != nil {
-		a.failf(-1, "%w", err)
-		return
-	}
+	a.fly(nil, a.ask(want, differ), then)
+}
+
+// ask numbers a question, whether all hosts want the same, and returns how to put it.
+func (a *Agent) ask(want any, differ func(host int, other []byte) error) func() error {
 	op := a.agreements
 	a.agreements++
-	a.fly(nil, func() error {
+	return func() error {
+		mine, err := protocol.Encode(want)
+		if err != nil {
+			return err
+		}
 		others, err := a.exchange(op, mine)
 		if err != nil {
 			return err
@@ -198,7 +202,7 @@ func (a *Agent) agree(want any, differ func(host int, other []byte) error, then 
 			}
 		}
 		return nil
-	}, then)
+	}
 }
 
 // exchange returns what the other hosts have where this one has mine. Digests go

@@ -237,22 +237,32 @@ func (a *Agent) call() {
 		a.workers[w].calls, a.workers[w].since = slices.Delete(a.workers[w].calls, 0, 1), a.now()
 	}
 	s, op := a.session, a.agreements
-	a.agree(numbered{first.index, first.Call}, func(host int, other []byte) error {
+	work := func() error { return a.collective(s, op, &first.Call) }
+	returned := func() { a.all(protocol.Message{Kind: protocol.KindReturned, Index: first.index}) }
+	switch {
+	case a.alone() && first.bytes <= pieceBytes:
+		a.landed(work(), returned)
+		return
+	case a.alone():
+		a.fly(s, work, returned)
+		return
+	}
+	ask := a.ask(numbered{first.index, first.Call}, func(host int, other []byte) error {
 		var theirs numbered
 		if err := protocol.Decode(other, &theirs); err != nil || theirs.Call.Kind == "" {
 			return fmt.Errorf("rank %d makes call %d (%v), while rank %d says hello: every rank must do the same", a.Ranks[0], first.index, first, a.first(host))
 		}
 		return fmt.Errorf("rank %d makes call %d (%v), rank %d call %d (%v): every rank must make the same calls in the same order",
 			a.Ranks[0], first.index, first, a.first(host), theirs.Index, theirs.Call)
-	}, func() {
-		work := func() error { return a.collective(s, op, &first.Call) }
-		returned := func() { a.all(protocol.Message{Kind: protocol.KindReturned, Index: first.index}) }
-		if a.alone() && first.bytes <= pieceBytes {
-			a.landed(work(), returned)
-		} else {
-			a.fly(s, work, returned)
-		}
 	})
+	a.fly(s, func() error {
+		worked := make(chan error, 1)
+		a.running.Go(func() { worked <- work() }) // meanwhile; if the calls differ, it ends with the agent
+		if err := ask(); err != nil {
+			return err
+		}
+		return <-worked
+	}, returned)
 }
 
 // check returns how many bytes a call carries, and refuses one that cannot be done.

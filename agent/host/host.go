@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"time"
 
@@ -51,6 +52,11 @@ func (c *Config) listen(dir string, explained bool) (*agent.Agent, error) {
 		o.Meet = func(ctx context.Context) (transport.Endpoint, collective.Layout, error) {
 			return rendezvous.Meet(ctx, m)
 		}
+	}
+	if c.Getenv("GOMAXPROCS") == "" {
+		// Workers compute, and the agent has its share of the processors beside them: more
+		// would be woken for each message, and take time from the workers.
+		runtime.GOMAXPROCS(max(1, runtime.NumCPU()/(1+c.Workers)))
 	}
 	return agent.Listen(o)
 }
