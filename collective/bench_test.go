@@ -113,11 +113,9 @@ func TestChoose(t *testing.T) {
 		bytes int64
 		want  Algorithm
 	}{
-		// 2 hosts: exchange 25 + n/125, ring and direct 50 + n/125; a ring's is within 5 %
-		// once 25 < 0.05 (25 + n/125), n > 59375.
+		// 2 hosts: exchange 25 + n/125, ring and direct 50 + n/125.
 		{cluster.AllReduce, 2, 4, Exchange},
-		{cluster.AllReduce, 2, 59000, Exchange},
-		{cluster.AllReduce, 2, 60000, Ring},
+		{cluster.AllReduce, 2, 1 << 30, Exchange},
 		// 4 hosts: exchange 25 + 3n/125, direct 50 + 1.5n/125: equal at n = 2083. Ring 150 +
 		// 1.5n/125 is within 5 % once 100 < 0.05 (50 + 1.5n/125), n > 162500.
 		{cluster.AllReduce, 4, 2000, Exchange},

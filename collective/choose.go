@@ -42,14 +42,17 @@ const (
 )
 
 // Choose returns s with the algorithm and chunk for a link, whose latency and bandwidth
-// it needs; size is the bytes of an element. The cheapest algorithm is taken, and the
-// ring where it is within 5 % of that: in a ring every host has one sender, elsewhere
-// many send to it at once, which switches with little memory do not bear. The choice
-// never changes the bits of a result.
+// it needs; size is the bytes of an element. The cheapest algorithm is taken, and of more
+// than two hosts the ring where it is within 5 % of that: in a ring every host has one
+// sender, elsewhere many send to it at once, which switches with little memory do not
+// bear. The choice never changes the bits of a result.
 func (s Spec) Choose(l cluster.Link, size int64) Spec {
 	bytes := Elements(s.Slices) * size
 	s.Algorithm = Ring
-	best, price := Ring, s.Cost(l, bytes).Total()/1.05
+	best, price := Ring, s.Cost(l, bytes).Total()
+	if s.World > 2 {
+		price /= 1.05
+	}
 	for _, s.Algorithm = range []Algorithm{Direct, Exchange} {
 		if cost := s.Cost(l, bytes).Total(); builders[pair{s.Algorithm, s.Kind}] != nil && cost < price {
 			best, price = s.Algorithm, cost
