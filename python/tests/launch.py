@@ -1,8 +1,9 @@
-"""Starts the ranks of a test: under the agent for tests, under `weft run`, or with torch.distributed."""
+"""Starts the ranks of a test: under the agent for tests, under `weft run`, or with torch.distributed alone."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,20 +29,53 @@ class Rank:
 
 
 def run(via: str, world: int, script: str, *args: str) -> List[Rank]:
-    """Runs tests/SCRIPT ARGS once a rank, via "fake", "weft" or "ddp"; under weft, only one code and output for all.
+    """Runs tests/SCRIPT ARGS once a rank, via "fake", "weft", "ddp", or "hosts", each of which has one rank.
 
-    Waits for all of them, and kills what lasts longer than LIMIT.
+    Under weft, there is only one code and output for all. Waits for all of them, and kills what lasts longer than LIMIT.
     """
     command = [sys.executable, os.path.join(HERE, script), *args]
     if via == "weft":
         return _wait([_start([WEFT, "run", "-n", str(world), "--", *command], {})])
     with tempfile.TemporaryDirectory() as directory:
         env = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "TEST_STORE": os.path.join(directory, "store")}
+        if via == "hosts":
+            return run_each(hosts(directory, world), script, *args)
         if via == "ddp":
             return _wait(_start_all(command, world, env))
         path = os.path.join(directory, "agent")
         with FakeAgent(path, world):
             return _wait(_start_all(command, world, dict(env, WEFT_SOCKET=path)))
+
+
+def hosts(directory: str, number: int) -> List[Dict[str, str]]:
+    """The environments of one rank each on as many hosts, which are all this one. The directory keeps what they need."""
+    secret = os.path.join(directory, "secret")
+    with open(os.open(secret, os.O_CREAT | os.O_WRONLY, 0o600), "w") as f:
+        f.write("correct horse battery staple")
+    port = free_port()
+    env = {
+        "WORLD_SIZE": str(number), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+        "WEFT_PORT": port, "WEFT_RUNTIME_DIR": directory, "WEFT_SECRET_FILE": secret,
+    }  # fmt: skip
+    return [dict(env, RANK=str(r)) for r in range(number)]
+
+
+def free_port() -> str:
+    """A port of the loopback that nobody has now."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return str(s.getsockname()[1])
+
+
+def run_each(environments: List[Dict[str, str]], script: str, *args: str) -> List[Rank]:
+    """Runs tests/SCRIPT ARGS once for each environment, which is added to this one's. Waits as run does."""
+    command = [sys.executable, os.path.join(HERE, script), *args]
+    return _wait([_start(command, env) for env in environments])
+
+
+def run_command(command: List[str], env: Dict[str, str]) -> List[Rank]:
+    """Runs a command that starts the ranks itself. Waits as run does."""
+    return _wait([_start(command, env)])
 
 
 def _start_all(command: List[str], world: int, env: Dict[str, str]) -> List["subprocess.Popen[str]"]:

@@ -91,7 +91,7 @@ class Launchers(unittest.TestCase):
         self.assertNotEqual(directory(SLURM), directory({**SLURM, "SLURM_JOB_ID": "9711"}))  # whose port is the same
 
     def test_seconds(self) -> None:
-        for text, want in {"90s": 90, "1h30m": 5400, "500ms": 0.5, "1.5m": 90}.items():
+        for text, want in {"0": float("inf"), "90s": 90, "1h30m": 5400, "500ms": 0.5, "1.5m": 90}.items():
             self.assertEqual(seconds({"T": text}, "T", "1s"), want)
         self.assertEqual(seconds({}, "T", "1s"), 1)
         for text in "90", "m", "1 h", "1h!":

@@ -17,6 +17,7 @@ from ._client import WeftError
 from ._launchers import Worker, agent_directory, seconds
 
 _PATIENCE = "5m"  # WEFT_TIMEOUT: imports may take long on a shared file system
+_READY = 60  # seconds from an agent's start until it listens, at most: it may wait for an earlier one to end
 
 
 class Agent:
@@ -96,7 +97,7 @@ class Agent:
     def _first_line(self) -> str:
         assert self._process is not None and self._process.stdout is not None
         with self._process.stdout as out:
-            if not select.select([out], [], [], self._patience)[0]:
+            if not select.select([out], [], [], min(self._patience, _READY))[0]:
                 self._process.kill()
                 return "it did not get ready"
             return out.readline().decode(errors="replace").strip()

@@ -6,6 +6,7 @@ Nothing here acts: an environment goes in, values come out.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -83,12 +84,14 @@ def agent_directory(env: Mapping[str, str], w: Worker) -> str:
 
 
 def seconds(env: Mapping[str, str], name: str, default: str) -> float:
-    """A duration as Go writes it: "30m", "1h30m", "500ms"."""
+    """A duration as Go writes it: "30m", "1h30m", "500ms"; "0" is for ever."""
     text = env.get(name) or default
+    if text == "0":
+        return math.inf
     units = {"ms": 1e-3, "s": 1, "m": 60, "h": 3600}
     parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise WeftError(f"{name} is {text!r}, which is no duration as 90s or 1h30m")
+        raise WeftError(f"{name} is {text!r}, which is no duration as 90s or 1h30m, nor 0 for ever")
     return sum(float(number) * units[unit] for number, unit in parts)
 
 

@@ -7,7 +7,7 @@
     for x, y in loader:
         optimizer.zero_grad(); loss_fn(model(x), y).backward(); optimizer.step()
 
-Started with `weft run -n 2 -- python3 train.py`. docs/pytorch.md says what holds.
+Started with `weft run -n 2 -- python3 train.py`, torchrun, srun or mpirun. docs/pytorch.md says what holds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _session: Optional[Session] = None
 def init() -> None:
     """Joins the training: connects to the agent of this host.
 
-    Reads WEFT_SOCKET, RANK, WORLD_SIZE and LOCAL_RANK, which `weft run` sets. Raises WeftError where there is no agent.
+    The environment says who this worker is: as `weft run` and torchrun set it, or Slurm, Open MPI, MPICH. Where WEFT_SOCKET is
+    not set (by `weft run`), the first worker of the host starts the agent. Raises WeftError, which says what is missing.
     A second call does nothing.
     """
     global _session
