@@ -71,7 +71,7 @@ func compare(ctx context.Context) error {
 	var o options
 	flag.StringVar(&o.python, "python", "/usr/bin/python3", "a python with torch")
 	flag.StringVar(&o.weft, "weft", "", "the weft `program` (default: beside this one)")
-	flag.IntVar(&o.rounds, "rounds", 5, "turns of each system at each size")
+	flag.IntVar(&o.rounds, "rounds", 3, "turns of each system at each size")
 	flag.DurationVar(&o.turn, "turn", 100*time.Millisecond, "how long a turn is, about, at least one iteration")
 	sizes := flag.String("sizes", "4KiB,64KiB,1MiB,16MiB,64MiB", "sizes of the buckets")
 	workers := flag.String("workers", "2,4", "numbers of workers")
