@@ -210,11 +210,11 @@ class FakeAgent:
             torch.frombuffer(self._workers[r].input, dtype=dtype, count=elements, offset=offset)
             for r in range(self.world)
         ]
+        if op == "mean" and dtype.is_floating_point:  # first, as the agent and DDP do: it matters to what underflows
+            parts = [p / self.world for p in parts]
         result = parts[0].clone()
         for p in parts[1:]:
             result = {"min": torch.minimum, "max": torch.maximum}.get(op, torch.add)(result, p)
-        if op == "mean" and dtype.is_floating_point:
-            result /= self.world
         torch.frombuffer(self.output, dtype=dtype, count=elements, offset=offset).copy_(result)
 
 

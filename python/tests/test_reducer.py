@@ -45,7 +45,7 @@ def reference_step(m: nn.Module, optimizer: Any, step: int, trained: Sequence[in
     """What a step of workers comes to, in one process: gradients of those that trained added in rank order."""
     gradients = [torch.autograd.grad(loss(m, rank, step), list(m.parameters())) for rank in trained]
     for p, of_ranks in zip(m.parameters(), zip(*gradients)):
-        p.grad = sum(of_ranks[1:], of_ranks[0]) / world
+        p.grad = sum(g / world for g in of_ranks)
     optimizer.step()
 
 
