@@ -1,4 +1,4 @@
-# make demo        build weft and run it on a recorded trace
+# make demo        build weft, run it on a recorded trace, then train with it and with DDP in a lab (as root)
 # make test        every test, with the race detector
 # make test-torch  the PyTorch client's tests, with PYTHON (/usr/bin/python3)
 # make test-torch2 the same, with PyTorch 2.6 in a Debian 13 that it makes once (as root; tools/torch2)
@@ -27,6 +27,8 @@ demo: build
 	bin/weft inspect $(DEMO)/rank0.json.gz $(DEMO)/rank1.json.gz
 	@echo
 	bin/weft compare $(DEMO)/rank0.json.gz --workers 16 --link 10Gbit,25us
+	@PYTHON=$(PYTHON) tools/need-torch
+	@PYTHON=$(PYTHON) scripts/demo
 
 test: cc
 	CGO_ENABLED=1 go test -race ./...

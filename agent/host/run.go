@@ -44,12 +44,9 @@ func Run(ctx context.Context, c Config, command []string) (err error) {
 		return err
 	}
 	defer func() { err = cmp.Or(err, keeper.Close()) }()
-	client := filepath.Join(dir, "python")
-	if err := os.CopyFS(client, python.Client); err != nil {
-		return fmt.Errorf("the Python client: %w", err)
-	}
-	if own := c.Getenv("PYTHONPATH"); own != "" {
-		client = own + ":" + client
+	client, err := python.Install(filepath.Join(dir, "python"), c.Getenv)
+	if err != nil {
+		return err
 	}
 
 	a, err := c.listen(dir, true)
@@ -66,7 +63,7 @@ func Run(ctx context.Context, c Config, command []string) (err error) {
 				a.Ended(rank, nil)
 			}
 		},
-		Env: []string{"WEFT_SOCKET=" + a.Socket, "PYTHONPATH=" + client},
+		Env: append(client, "WEFT_SOCKET="+a.Socket),
 	})
 	if err != nil {
 		a.Fail(fmt.Errorf("rank %d: %w", c.First, err))

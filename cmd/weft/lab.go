@@ -18,6 +18,7 @@ import (
 	"weft/internal/cli"
 	"weft/lab"
 	"weft/launch"
+	"weft/python"
 )
 
 func newLab(c *cli.Console) *cobra.Command {
@@ -100,8 +101,12 @@ func emulate(ctx context.Context, c *cli.Console, config lab.Config, command []s
 	if err := os.WriteFile(secret, []byte(rand.Text()+rand.Text()), 0o600); err != nil {
 		return err
 	}
+	client, err := python.Install(filepath.Join(dir, "python"), os.Getenv)
+	if err != nil {
+		return err
+	}
 	g, err := launch.Start(ctx, launch.Config{
-		Command: command, Place: launch.Place{Workers: config.Hosts, World: config.Hosts}, Out: c.Out, Err: c.Err, Keeper: keeper, Signals: signals,
+		Env: client, Command: command, Place: launch.Place{Workers: config.Hosts, World: config.Hosts}, Out: c.Out, Err: c.Err, Keeper: keeper, Signals: signals,
 		Prepare: func(host int) ([]string, error) {
 			return hostEnvironment(host, config.Hosts, secret), l.Enter(host)
 		},
