@@ -3,7 +3,10 @@ package agent_test
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -15,7 +18,8 @@ import (
 )
 
 // BenchmarkCalls all-reduces by calls of 1 MiB, four of them under way, between two
-// hosts that are connected by TCP, with a worker each.
+// hosts that are connected by TCP, with a worker each. It reports the memory of both
+// agents and workers that is not shared.
 func BenchmarkCalls(b *testing.B) {
 	ctx, l := b.Context(), collective.Layout{1, 1}
 	var listeners []*transport.Listener
@@ -45,6 +49,26 @@ func BenchmarkCalls(b *testing.B) {
 		})
 	}
 	all.Wait()
+	b.ReportMetric(private(b), "private-MiB")
+}
+
+// private is the resident memory of this process that is not shared, MiB.
+func private(b *testing.B) float64 {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		b.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if f := strings.Fields(line); len(f) == 3 && f[0] == "RssAnon:" {
+			kib, err := strconv.ParseFloat(f[1], 64)
+			if err != nil {
+				b.Fatal(err)
+			}
+			return kib / 1024
+		}
+	}
+	b.Skip("the system does not say")
+	return 0
 }
 
 func benchCalls(b *testing.B, rank, size, places int, c agent.Config) error {
