@@ -1,6 +1,6 @@
 """Trainings that must come out the same with weft and with DistributedDataParallel. Run as one rank:
 
-cases.py weft|late|ddp DIRECTORY BUCKET_BYTES [CASE...]
+cases.py weft|late|ddp|reference DIRECTORY BUCKET_BYTES [CASE...]
 
 Leaves DIRECTORY/CASE.RANK.pt: what the training recorded after every step. "late" is weft with a device that copies late;
 WEFT_TEST_DEVICE=cuda trains there.
@@ -60,7 +60,7 @@ class Weft(Trainer):
         weft.init()
         self.model = model
         size = int(sys.argv[3])
-        return weft.wrap(model, optimizer, bucket_bytes=size, first_bucket_bytes=size // 2)
+        return weft.wrap(model, optimizer, bucket_bytes=size, first_bucket_bytes=max(1, size // 2))
 
     def no_sync(self) -> ContextManager[Any]:
         import weft.torch as weft
@@ -98,6 +98,48 @@ class DDP(Trainer):
         from torch.distributed.algorithms.join import Join
 
         return Join([self.ddp])
+
+
+class Reference(Trainer):
+    """What weft must come to, in plain torch: every rank gets all gradients, and adds them in rank order."""
+
+    def wrap(self, model: nn.Module, optimizer: Any, unused: bool = False) -> Tuple[nn.Module, Any]:
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", init_method="file://" + os.environ["TEST_STORE"], rank=RANK, world_size=WORLD)
+            plain = torch.Tensor.backward
+            torch.Tensor.backward = lambda *args, **kwargs: (plain(*args, **kwargs), Reference.current.reduce())[0]
+        Reference.current = self
+        self.model, self.paused, self.used = model, False, set()
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        for k, p in enumerate(self.parameters):
+            p.register_hook(lambda _, k=k: self.used.add(k))
+        for t in [*model.parameters(), *model.buffers()]:
+            dist.broadcast(t.data, 0)
+        return model, optimizer
+
+    @torch.no_grad()
+    def reduce(self) -> None:
+        import torch.distributed as dist
+
+        if self.paused:
+            return
+        of_ranks: List[Any] = [None] * WORLD
+        dist.all_gather_object(of_ranks, (self.used, [p.grad for p in self.parameters]))
+        for k, p in enumerate(self.parameters):
+            if any(k in used for used, _ in of_ranks):
+                parts = [(torch.zeros_like(p) if g[k] is None else g[k]) * (1 / WORLD) for _, g in of_ranks]
+                p.grad = sum(parts[1:], parts[0])
+        self.used.clear()
+        for b in self.model.buffers():
+            dist.broadcast(b.data, 0)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self.paused = True
+        yield
+        self.paused = False
 
 
 def mlp() -> nn.Sequential:
@@ -507,7 +549,7 @@ def main() -> None:
     if DEVICE.type == "cuda":  # the same sums in the same order, every time
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
-    trainer = {"weft": Weft, "late": Late, "ddp": DDP}[sys.argv[1]]
+    trainer = {"weft": Weft, "late": Late, "ddp": DDP, "reference": Reference}[sys.argv[1]]
     for name in sys.argv[4:] or CASES:
         t = trainer()
         CASES[name](t)

@@ -109,7 +109,7 @@ class Reducer:
 
     def _before_step(self) -> None:
         """Raises WeftError for a step that no pass came before: the other workers wait for that pass."""
-        wanting = self._expected and not self._reduced and not any(self._added) and self.ended is None
+        wanting = self._expected and not self._reduced and self.ended is None
         self._expected = self._reduced = False
         if wanting and not any(p.grad is not None and bool(p.grad.any()) for _, p in self.parameters):
             raise WeftError(
