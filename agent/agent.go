@@ -42,8 +42,10 @@ type Config struct {
 	// ends first, it may tell the other hosts the cause: a [*protocol.Failed], or
 	// [context.Canceled] if all workers of this host have ended in order.
 	Meet func(context.Context) (transport.Endpoint, collective.Layout, error)
-	// Warn, if set, gets a line where somebody has waited for long.
-	Warn func(string)
+	// Warn, if set, gets a line where somebody has waited for so long as Patience says; 0:
+	// 10 seconds. It does not wait.
+	Warn     func(string)
+	Patience time.Duration
 	// Timeout bounds how long workers may wait for another one, and a transfer
 	// may take; 0: no bound.
 	Timeout time.Duration
@@ -67,11 +69,16 @@ type Agent struct {
 	lastWords  sync.WaitGroup // to the other hosts
 	agreements uint64         // among hosts so far
 
-	mu      sync.Mutex
-	net     transport.Endpoint // to the other hosts; nil: not yet, or there are none
-	hosts   collective.Layout
-	absent  error                      // why there will never be
-	parted  []bool                     // by host: it has ended in order
+	mu     sync.Mutex
+	net    transport.Endpoint // to the other hosts; nil: not yet, or there are none
+	hosts  collective.Layout
+	absent error    // why there will never be
+	parted []bool   // by host: it has ended in order
+	news   []uint64 // by host: how many it has been told
+	asked  string   // what the others were last asked about
+
+	asking map[uint64]time.Duration // agreements that are under way, since when
+
 	conns   map[*net.UnixConn]struct{} // all that are open
 	workers []worker                   // by place in Ranks
 	session *session                   // nil until all workers have said hello
@@ -112,19 +119,18 @@ const (
 	// explanation is how long after its connection the end of a process may follow.
 	explanation = 2 * time.Second
 	tick        = time.Second
-	// patience is how long somebody waits before the user hears of it.
-	patience = 10 * time.Second
 )
 
 // Listen makes the socket.
 func Listen(c Config) (*Agent, error) {
 	a := &Agent{
 		Config: c, origin: time.Now(), done: make(chan struct{}),
-		conns: map[*net.UnixConn]struct{}{}, workers: make([]worker, len(c.Ranks)), warned: map[int]bool{}, hasMet: make(chan struct{}), allTold: make(chan struct{}),
+		conns: map[*net.UnixConn]struct{}{}, workers: make([]worker, len(c.Ranks)), warned: map[int]bool{}, asking: map[uint64]time.Duration{}, hasMet: make(chan struct{}), allTold: make(chan struct{}),
 	}
 	for w := range a.workers {
 		a.workers[w].explained = make(chan struct{})
 	}
+	a.Patience = cmp.Or(a.Patience, 10*time.Second)
 	var err error
 	if a.listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: c.Socket, Net: "unix"}); err == nil {
 		err = os.Chmod(c.Socket, 0o600)
@@ -165,10 +171,10 @@ func (a *Agent) Close() error {
 		conn.Close()
 	}
 	a.mu.Unlock()
-	a.lastWords.Wait()
 	if !a.alone() {
 		<-a.hasMet
 	}
+	a.lastWords.Wait()
 	if a.net != nil {
 		a.net.Close() // the last words are read; who is lost is no news any more
 	}
@@ -264,13 +270,13 @@ func (a *Agent) fail(f *engine.Failure) {
 	for w := range a.workers {
 		a.send(w, m)
 		if x := &a.workers[w]; x.conn != nil || x.gone {
-			a.told(w)
+			a.hasHeard(w)
 		}
 	}
 }
 
-// told notes that a worker knows that training cannot go on.
-func (a *Agent) told(w int) {
+// hasHeard notes that a worker knows that training cannot go on.
+func (a *Agent) hasHeard(w int) {
 	if w < 0 || a.workers[w].told {
 		return
 	}
@@ -339,8 +345,9 @@ func (a *Agent) watch() {
 		a.mu.Lock()
 		a.step(engine.Event{Kind: engine.Deadline})
 		a.overdue()
+		a.askHosts()
 		if !a.ended && a.session != nil {
-			if late := a.session.engine.Late(a.now(), patience); late != nil {
+			if late := a.session.engine.Late(a.now(), a.Patience); late != nil {
 				a.warn(late)
 			}
 		}
@@ -434,7 +441,7 @@ func (a *Agent) take(conn *net.UnixConn, who *int, m protocol.Message) error {
 			tell(conn, a.failure)
 			h := new(protocol.Hello)
 			if m.Kind == protocol.KindHello && m.Decode(h) == nil {
-				a.told(slices.Index(a.Ranks, h.Rank))
+				a.hasHeard(slices.Index(a.Ranks, h.Rank))
 			}
 		}
 		return errors.New("training has ended")
@@ -623,7 +630,7 @@ func (a *Agent) overdue() {
 			switch {
 			case a.Timeout > 0 && waited > a.Timeout:
 				a.fail(late)
-			case waited > patience:
+			case waited > a.Patience:
 				a.warn(late)
 			}
 		}

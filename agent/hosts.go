@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -47,13 +48,13 @@ func (a *Agent) meet() {
 	defer a.mu.Unlock()
 	defer close(a.hasMet)
 	a.net, a.hosts = net, hosts
+	a.parted, a.news = make([]bool, len(hosts)), make([]uint64, len(hosts))
 	var told *protocol.Failed
 	var ended *rendezvous.Ended
 	switch {
 	case err == nil && a.ended: // meanwhile
 		a.tellHosts()
 	case err == nil:
-		a.parted = make([]bool, len(hosts))
 		for _, h := range a.others() {
 			a.running.Go(func() { a.listen(h) })
 		}
@@ -101,53 +102,151 @@ func (a *Agent) others() (out []int) {
 	return out
 }
 
-// listen hears how another host ends.
+// news is what one host tells another beside the work: one of these.
+type news struct {
+	Ended *protocol.Failed `json:"ended,omitzero"` // with an empty message: in order. The last
+	Waits *waits           `json:"waits,omitzero"`
+	Late  *protocol.Failed `json:"late,omitzero"` // answers Waits
+}
+
+// waits is what a host has waited for long.
+type waits struct {
+	Agreement *uint64 `json:"agreement,omitzero"` // or else a transfer
+	Session   uint64  `json:"session"`
+	Link      int     `json:"link"`
+	Instance  int     `json:"instance"`
+}
+
+// listen hears what another host has to tell, until it ends.
 func (a *Agent) listen(host int) {
-	news := make([]byte, newsBytes)
-	err := a.net.Recv(a.ctx, host, transport.Tag{Channel: newsChannel}, news)
-	var f protocol.Failed
-	if err == nil {
-		err = protocol.Decode(bytes.TrimRight(news, "\x00"), &f)
+	b := make([]byte, newsBytes)
+	for op := uint64(0); ; op++ {
+		err := a.net.Recv(a.ctx, host, transport.Tag{Channel: newsChannel, Op: op}, b)
+		var n news
+		if err == nil {
+			err = protocol.Decode(bytes.TrimRight(b, "\x00"), &n)
+		}
+		if !a.hear(host, n, err) {
+			return
+		}
 	}
+}
+
+// hear takes one, and reports whether more may come.
+func (a *Agent) hear(host int, n news, err error) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
 	case err != nil:
 		a.lostHost(host, err)
-	case f.Message != "":
-		a.fail(heard(&f))
-	default:
+	case n.Ended != nil && n.Ended.Message != "":
+		a.fail(heard(n.Ended))
+	case n.Ended != nil:
 		a.parted[host] = true
+	case n.Waits != nil && !a.ended:
+		if f := a.behind(n.Waits); f != nil {
+			a.warn(f)
+			late := describe(f)
+			a.tellHost(host, news{Late: &late})
+		}
+		return true
+	case n.Late != nil:
+		a.warn(heard(n.Late))
+		return true
 	}
+	return false
+}
+
+// tellHost tells a host something, if it listens soon.
+func (a *Agent) tellHost(host int, n news) {
+	words := make([]byte, newsBytes)
+	if b, err := protocol.Encode(n); err == nil && len(b) <= newsBytes {
+		copy(words, b)
+	} else {
+		copy(words, `{"ended": {"message": "another host has failed"}}`)
+	}
+	tag := transport.Tag{Channel: newsChannel, Op: a.news[host]}
+	a.news[host]++
+	a.lastWords.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), newsTime)
+		defer cancel()
+		a.net.Send(ctx, host, tag, words) // who does not hear it will see
+	})
 }
 
 // tellHosts tells the other hosts that this one has ended, and why.
 func (a *Agent) tellHosts() {
-	if a.net == nil {
-		var cause error // in order
-		if a.failure != nil {
-			f := describe(a.failure)
-			cause = &f
-		}
-		a.stopMeet(cause)
-		return
-	}
-	news := make([]byte, newsBytes)
 	var f protocol.Failed
 	if a.failure != nil {
 		f = describe(a.failure)
 	}
-	if b, err := protocol.Encode(f); err == nil && len(b) <= newsBytes {
-		copy(news, b)
-	} else {
-		copy(news, `{"message": "another host has failed"}`)
+	switch {
+	case a.net != nil:
+		for _, h := range a.others() {
+			a.tellHost(h, news{Ended: &f})
+		}
+		if a.failure == nil { // so that none waits for this host in vain, what it has sent apart
+			a.running.Go(func() {
+				a.lastWords.Wait()
+				a.net.Close()
+			})
+		}
+	case a.failure != nil:
+		a.stopMeet(&f)
+	default:
+		a.stopMeet(nil)
 	}
+}
+
+// behind is the worker of this host that has yet to do what another host waits for;
+// nil: none.
+func (a *Agent) behind(w *waits) *engine.Failure {
+	if w.Agreement != nil {
+		for i := range a.workers {
+			if x := &a.workers[i]; *w.Agreement >= a.agreements && !hellos.here(x) && !calls.here(x) {
+				return &engine.Failure{Rank: a.Ranks[i], Bucket: -1, Err: fmt.Errorf("rank %d is too slow: other hosts have waited %v for its hello or its next call", a.Ranks[i], a.Patience)}
+			}
+		}
+		return nil
+	}
+	if a.session == nil || a.session.epoch != w.Session {
+		return nil
+	}
+	return a.session.engine.Behind(w.Link, w.Instance)
+}
+
+// askHosts asks the others whom this host waits for, once for each thing, and ends
+// training when they have not agreed in time. The engine does that for transfers.
+func (a *Agent) askHosts() {
+	if a.net == nil || a.ended {
+		return
+	}
+	w := waits{}
+	if len(a.asking) > 0 {
+		op := slices.Min(slices.Collect(maps.Keys(a.asking))) // they are answered in order
+		waited := a.now() - a.asking[op]
+		if a.Timeout > 0 && waited > a.Timeout {
+			a.failf(-1, "rank %d has waited %v for other hosts to say hello, or make a call, as it did", a.Ranks[0], waited.Round(time.Millisecond))
+			return
+		}
+		if waited <= a.Patience {
+			return
+		}
+		w.Agreement = &op
+	} else if a.session != nil {
+		link, instance, ok := a.session.engine.LateTransfer(a.now(), a.Patience)
+		if !ok {
+			return
+		}
+		w.Session, w.Link, w.Instance = a.session.epoch, link, instance
+	}
+	b, err := protocol.Encode(w)
+	if err != nil || string(b) == a.asked || w == (waits{}) {
+		return
+	}
+	a.asked = string(b)
 	for _, h := range a.others() {
-		a.lastWords.Go(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), newsTime)
-			defer cancel()
-			a.net.Send(ctx, h, transport.Tag{Channel: newsChannel}, news) // who does not hear it will see
-		})
+		a.tellHost(h, news{Waits: &w})
 	}
 }
 
@@ -187,7 +286,13 @@ func (a *Agent) agree(want any, differ func(host int, other []byte) error, then 
 func (a *Agent) ask(want any, differ func(host int, other []byte) error) func() error {
 	op := a.agreements
 	a.agreements++
+	a.asking[op] = a.now()
 	return func() error {
+		defer func() {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			delete(a.asking, op)
+		}()
 		mine, err := protocol.Encode(want)
 		if err != nil {
 			return err

@@ -7,12 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"weft/agent"
 	"weft/agent/protocol"
+	"weft/agent/rendezvous"
 	"weft/agent/worker"
 	"weft/collective"
 	"weft/job"
@@ -20,24 +23,62 @@ import (
 	"weft/transport"
 )
 
+// meets is [agent.Config.Meet].
+type meets = func(context.Context) (transport.Endpoint, collective.Layout, error)
+
 // met has host h connected already.
-func met(net *transport.Memory, h int, l collective.Layout) func(context.Context) (transport.Endpoint, collective.Layout, error) {
+func met(net *transport.Memory, h int, l collective.Layout) meets {
 	return func(context.Context) (transport.Endpoint, collective.Layout, error) { return net.Endpoint(h), l, nil }
 }
 
+// network is how the hosts of a layout meet, and how one of them is cut off; nil: it
+// cannot be.
+type network func(t *testing.T, l collective.Layout) (meet func(h int) meets, kill func(h int, why error))
+
+var networks = map[string]network{
+	"memory": func(_ *testing.T, l collective.Layout) (func(int) meets, func(int, error)) {
+		net := transport.NewMemory(len(l), transport.MemoryOptions{})
+		return func(h int) meets { return met(net, h, l) }, net.Kill
+	},
+	"tcp": func(t *testing.T, l collective.Layout) (func(int) meets, func(int, error)) {
+		free, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		free.Close()
+		return func(h int) meets {
+			c := rendezvous.Config{
+				Member: rendezvous.Member{World: l.Workers(), First: l[:h].Workers(), Workers: l[h]},
+				Master: free.Addr().String(), Secret: []byte("a secret of this test"), Timeout: time.Minute,
+			}
+			return func(ctx context.Context) (transport.Endpoint, collective.Layout, error) {
+				return rendezvous.Meet(ctx, c)
+			}
+		}, nil
+	},
+}
+
 // newHosts starts the agents of several hosts and their workers.
-func newHosts(t *testing.T, l collective.Layout) (*transport.Memory, []*host) {
+func newHosts(t *testing.T, l collective.Layout, n network, o agent.Config) ([]*host, func(h int, why error)) {
 	t.Helper()
-	net := transport.NewMemory(len(l), transport.MemoryOptions{})
+	meet, kill := n(t, l)
 	var all []*host
 	for h := range l {
-		c := agent.Config{World: l.Workers(), Meet: met(net, h, l)}
+		c := o
+		c.World, c.Meet = l.Workers(), meet(h)
 		for r := range l[h] {
 			c.Ranks = append(c.Ranks, l[:h].Workers()+r)
 		}
 		all = append(all, newHost(t, c))
 	}
-	return net, all
+	return all, kill
+}
+
+// overEach runs a test over each network.
+func overEach(t *testing.T, test func(t *testing.T, n network)) {
+	for name, n := range networks {
+		t.Run(name, func(t *testing.T) { test(t, n) })
+	}
 }
 
 // everywhere runs f for the workers of all hosts at once, and returns their errors.
@@ -65,10 +106,12 @@ func must(t *testing.T, hosts []*host, f func(w *worker.Worker) error) {
 }
 
 // Workers on several hosts, buckets for both algorithms, and calls.
-func TestHosts(t *testing.T) {
+func TestHosts(t *testing.T) { overEach(t, testHosts) }
+
+func testHosts(t *testing.T, net network) {
 	for _, l := range []collective.Layout{{1, 1}, {2, 1}, {1, 2, 1}} {
 		t.Run(fmt.Sprint(l), func(t *testing.T) {
-			_, hosts := newHosts(t, l)
+			hosts, _ := newHosts(t, l, net, agent.Config{})
 			n := l.Workers()
 			must(t, hosts, func(w *worker.Worker) error { return w.Hello(tensors("float32", 100_000, 3)) })
 			must(t, hosts, func(w *worker.Worker) error {
@@ -157,7 +200,9 @@ func TestHosts(t *testing.T) {
 }
 
 // What is wrong between hosts ends all, with one message.
-func TestHostsFail(t *testing.T) {
+func TestHostsFail(t *testing.T) { overEach(t, testHostsFail) }
+
+func testHostsFail(t *testing.T, network network) {
 	model := hello(protocol.Tensor{Name: "w", Elements: 4, DType: "float32"})
 	step := func(w *worker.Worker) error {
 		w.Ready(0, 0)
@@ -166,21 +211,22 @@ func TestHostsFail(t *testing.T) {
 	}
 	for _, x := range []struct {
 		name, want string
-		do         func(net *transport.Memory, w *worker.Worker) error
+		do         func(kill func(int, error), w *worker.Worker) error
+		kills      bool
 	}{
-		{"other models", "tensor 0 is w (4 elements of float32) on rank 0, w (5 elements of float32) on rank 2", func(_ *transport.Memory, w *worker.Worker) error {
+		{"other models", "tensor 0 is w (4 elements of float32) on rank 0, w (5 elements of float32) on rank 2", func(_ func(int, error), w *worker.Worker) error {
 			if w.Rank == 2 {
 				return w.Hello(protocol.Hello{Tensors: []protocol.Tensor{{Name: "w", Elements: 5, DType: "float32"}}})
 			}
 			return model(w)
-		}},
-		{"other calls", "every rank must make the same calls in the same order", func(_ *transport.Memory, w *worker.Worker) error {
+		}, false},
+		{"other calls", "every rank must make the same calls in the same order", func(_ func(int, error), w *worker.Worker) error {
 			if err := model(w); err != nil {
 				return err
 			}
 			return w.Call(protocol.Call{Kind: []string{"barrier", "barrier", "broadcast"}[w.Rank]})
-		}},
-		{"a call beside hello", "every rank must do the same", func(_ *transport.Memory, w *worker.Worker) error {
+		}, false},
+		{"a call beside hello", "every rank must do the same", func(_ func(int, error), w *worker.Worker) error {
 			if err := model(w); err != nil {
 				return err
 			}
@@ -188,8 +234,8 @@ func TestHostsFail(t *testing.T) {
 				return model(w)
 			}
 			return w.Call(protocol.Call{Kind: "barrier"})
-		}},
-		{"a lost worker", "rank 2 is lost: its connection ended (EOF), while waiting for its gradient of tensor w (bucket 0) of iteration 0", func(_ *transport.Memory, w *worker.Worker) error {
+		}, false},
+		{"a lost worker", "rank 2 is lost: its connection ended (EOF), while waiting for its gradient of tensor w (bucket 0) of iteration 0", func(_ func(int, error), w *worker.Worker) error {
 			if err := model(w); err != nil {
 				return err
 			}
@@ -198,21 +244,40 @@ func TestHostsFail(t *testing.T) {
 				return nil
 			}
 			return step(w)
-		}},
-		{"a lost host", "rank 2 is lost: no power", func(net *transport.Memory, w *worker.Worker) error {
+		}, false},
+		{"a lost host", "rank 2 is lost: no power", func(kill func(int, error), w *worker.Worker) error {
 			if err := model(w); err != nil {
 				return err
 			}
 			if w.Rank == 2 {
-				net.Kill(1, errors.New("no power"))
+				kill(1, errors.New("no power"))
 				return nil
 			}
 			return step(w)
-		}},
+		}, true},
+		{"an end in order", "rank 2 has ended its training and rank 0 goes on: give every rank the same number of iterations", func(_ func(int, error), w *worker.Worker) error {
+			if err := model(w); err != nil {
+				return err
+			}
+			if w.Rank == 2 {
+				return w.Goodbye()
+			}
+			return step(w)
+		}, false},
+		{"a worker lost before hello", "rank 2 is lost: its connection ended (EOF), before all workers had said hello", func(_ func(int, error), w *worker.Worker) error {
+			if w.Rank == 2 {
+				m, err := protocol.Message{Kind: protocol.KindHello}.With(protocol.Hello{Version: 1, Rank: 2, World: 3, Tensors: []protocol.Tensor{}})
+				return errors.Join(err, w.Send(m), w.Close())
+			}
+			return model(w)
+		}, false},
 	} {
 		t.Run(x.name, func(t *testing.T) {
-			net, hosts := newHosts(t, collective.Layout{2, 1})
-			errs := everywhere(hosts, func(w *worker.Worker) error { return x.do(net, w) })
+			hosts, kill := newHosts(t, collective.Layout{2, 1}, network, agent.Config{})
+			if x.kills && kill == nil {
+				t.Skip("nobody is cut off here")
+			}
+			errs := everywhere(hosts, func(w *worker.Worker) error { return x.do(kill, w) })
 			for rank, err := range errs[:2] {
 				if err == nil || !strings.Contains(err.Error(), x.want) {
 					t.Errorf("rank %d: %v, want %q", rank, err, x.want)
@@ -221,3 +286,59 @@ func TestHostsFail(t *testing.T) {
 		})
 	}
 }
+
+// Who is waited for is named on all hosts, while they wait.
+func TestLate(t *testing.T) {
+	for _, x := range []struct {
+		name, want string
+		layout     collective.Layout
+		wait       func(w *worker.Worker) error // of rank 0
+		then       func(w *worker.Worker) error // of the other
+	}{
+		{"gradient", "rank 1 is too slow, while waiting for its gradient of tensor t0 (bucket 0) of iteration 0", collective.Layout{2}, ready, ready},
+		{"gradient of another host", "rank 1 is too slow, while waiting for its gradient of tensor t0 (bucket 0) of iteration 0", collective.Layout{1, 1}, ready, ready},
+		{"call", "rank 0 makes a call and has waited ", collective.Layout{2}, barrier, barrier},
+		{"call of another host", "rank 1 is too slow: other hosts have waited ", collective.Layout{1, 1}, barrier, barrier},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			warnings := make(chan string, 10)
+			o := agent.Config{Patience: time.Millisecond, Warn: func(s string) { warnings <- s }}
+			meet := networks["memory"]
+			if len(x.layout) == 1 {
+				meet = func(*testing.T, collective.Layout) (func(int) meets, func(int, error)) {
+					return func(int) meets { return nil }, nil
+				}
+			}
+			hosts, _ := newHosts(t, x.layout, meet, o)
+			must(t, hosts, func(w *worker.Worker) error { return w.Hello(tensors("float32", 4)) })
+			heard := make(chan struct{})
+			go func() {
+				for range x.layout { // one a host
+					for got := range warnings {
+						if strings.HasPrefix(got, x.want) {
+							break
+						}
+					}
+				}
+				close(heard)
+			}()
+			must(t, hosts, func(w *worker.Worker) error {
+				if w.Rank == 0 {
+					return x.wait(w)
+				}
+				<-heard
+				return x.then(w)
+			})
+		})
+	}
+}
+
+func ready(w *worker.Worker) error {
+	if err := w.Ready(0, 0); err != nil {
+		return err
+	}
+	_, _, err := w.Done()
+	return err
+}
+
+func barrier(w *worker.Worker) error { return w.Call(protocol.Call{Kind: "barrier"}) }

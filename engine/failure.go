@@ -124,6 +124,38 @@ func (e *Engine) abandoned(b int) *Failure {
 	return nil
 }
 
+// Behind is what a transfer waits for here that another host has started: the worker
+// that has yet to declare its gradient, or that of an earlier transfer of the link;
+// nil: none.
+func (e *Engine) Behind(link, instance int) *Failure {
+	if link < 0 || link >= len(e.links) || instance < e.links[link].head {
+		return nil
+	}
+	head := e.links[link].head
+	t, g := e.links[link].transfer(head), e.generation(link, head)
+	if t.Bucket < 0 {
+		return nil
+	}
+	for w, declared := range e.buckets[t.Bucket].declared {
+		if declared < g {
+			return e.about(e.Ranks[w], t.Bucket, g, Gradient, 0, fmt.Errorf("rank %d is too slow", e.Ranks[w]))
+		}
+	}
+	return nil
+}
+
+// LateTransfer finds one that is in flight for longer than that.
+func (e *Engine) LateTransfer(now, than time.Duration) (link, instance int, ok bool) {
+	for l := range e.links {
+		for _, f := range e.links[l].flying {
+			if now-f.started > than {
+				return l, f.instance, true
+			}
+		}
+	}
+	return 0, 0, false
+}
+
 // Late finds what has waited longer than that, and whom for where that is a worker of
 // this host; nil: nothing has, or that is 0.
 func (e *Engine) Late(now, than time.Duration) *Failure {
@@ -138,12 +170,10 @@ func (e *Engine) Late(now, than time.Duration) *Failure {
 			return e.about(rank, b, most, Gradient, now-x.since, fmt.Errorf("rank %d is too slow", rank))
 		}
 	}
-	for l := range e.links {
-		for _, f := range e.links[l].flying {
-			if now-f.started > than {
-				return e.flying(now, -1, l, f, fmt.Errorf("%s on link %s takes too long", e.links[l].transfer(f.instance).Kind, e.links[l].program.Link))
-			}
-		}
+	if l, instance, ok := e.LateTransfer(now, than); ok {
+		x := &e.links[l]
+		at, _ := x.find(instance)
+		return e.flying(now, -1, l, x.flying[at], fmt.Errorf("%s on link %s takes too long", x.transfer(instance).Kind, x.program.Link))
 	}
 	return nil
 }

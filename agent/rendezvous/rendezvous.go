@@ -100,6 +100,7 @@ func (c *Config) taken(ctx context.Context, err error) error {
 func (c *Config) join(ctx context.Context, address string) (e transport.Endpoint, l collective.Layout, err error) {
 	conn, err := c.dial(ctx, address)
 	if err != nil {
+		c.lastWords(ctx, address)
 		return nil, nil, err
 	}
 	defer conn.Close()
@@ -182,6 +183,25 @@ func (c *Config) join(ctx context.Context, address string) (e transport.Endpoint
 		return nil, nil, err
 	}
 	return e, w.Hosts.layout(), nil
+}
+
+// lastWords tells the others of a failure before this host has met them, if rank 0 is
+// there soon.
+func (c *Config) lastWords(ctx context.Context, address string) {
+	var f *protocol.Failed
+	if !errors.As(context.Cause(ctx), &f) {
+		return
+	}
+	short, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.Hopeless/2)
+	defer cancel()
+	conn, err := c.dial(short, address)
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	if say(conn, protocol.KindHello, &c.Member) == nil {
+		part(conn, f)
+	}
 }
 
 // connect connects the hosts, who are all there.
