@@ -74,6 +74,7 @@ type Agent struct {
 	hosts  collective.Layout
 	absent error    // why there will never be
 	parted []bool   // by host: it has ended in order
+	wanted []bool   // by host: it is gone while something of it was waited for
 	news   []uint64 // by host: how many it has been told
 	asked  string   // what the others were last asked about
 
@@ -210,10 +211,10 @@ func (a *Agent) Ended(rank int, cause error) {
 	close(x.explained)
 	switch unwanted := !slices.ContainsFunc(a.workers, func(x worker) bool { return x.conn != nil }); {
 	case x.gone:
-	case x.conn == nil && (cause == nil || unwanted && a.alone() && a.Explained):
+	case x.conn == nil && a.Explained && (cause == nil || unwanted && a.alone()):
 		a.leave(w, cause) // it never wanted anything, and nobody wanted it yet
 	case x.conn == nil:
-		a.lost(w, cause)
+		a.lost(w, cmp.Or(cause, errors.New("its process has ended")))
 	default:
 		// What it had said comes first: the end of its connection is what counts, or if
 		// another process holds that open, time.

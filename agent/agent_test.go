@@ -399,7 +399,7 @@ func TestLostEarly(t *testing.T) {
 		{errors.New("signal: killed"), "signal: killed"},
 		{nil, "rank 0 says hello, and rank 1 has ended"},
 	} {
-		h := local(t, 2, 0)
+		h := newHost(t, agent.Config{World: 2, Ranks: []int{0, 1}, Explained: true})
 		told := make(chan error, 1)
 		go func() { told <- h.workers[0].Hello(tensors("float32", 1)) }()
 		h.agent.Ended(1, x.cause)

@@ -48,7 +48,7 @@ func (a *Agent) meet() {
 	defer a.mu.Unlock()
 	defer close(a.hasMet)
 	a.net, a.hosts = net, hosts
-	a.parted, a.news = make([]bool, len(hosts)), make([]uint64, len(hosts))
+	a.parted, a.wanted, a.news = make([]bool, len(hosts)), make([]bool, len(hosts)), make([]uint64, len(hosts))
 	var told *protocol.Failed
 	var ended *rendezvous.Ended
 	switch {
@@ -143,6 +143,9 @@ func (a *Agent) hear(host int, n news, err error) bool {
 		a.fail(heard(n.Ended))
 	case n.Ended != nil:
 		a.parted[host] = true
+		if a.wanted[host] {
+			a.lostHost(host, transport.ErrLeft)
+		}
 	case n.Waits != nil && !a.ended:
 		if f := a.behind(n.Waits); f != nil {
 			a.warn(f)
@@ -248,6 +251,16 @@ func (a *Agent) askHosts() {
 	for _, h := range a.others() {
 		a.tellHost(h, news{Waits: &w})
 	}
+}
+
+// missHost ends training because another host does not do its part, as err says. If
+// it has left, it has said why before that, which is being heard.
+func (a *Agent) missHost(host int, err error) {
+	if errors.Is(err, transport.ErrLeft) && !a.parted[host] {
+		a.wanted[host] = true
+		return
+	}
+	a.lostHost(host, err)
 }
 
 // lostHost ends training because of another host.

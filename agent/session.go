@@ -203,7 +203,7 @@ func (a *Agent) landed(err error, then func()) {
 	var lost *transport.PeerLost
 	switch {
 	case errors.As(err, &lost):
-		a.lostHost(lost.Rank, lost)
+		a.missHost(lost.Rank, lost)
 	case err != nil:
 		a.failf(-1, "%w", err)
 	default:

@@ -51,7 +51,7 @@ func Serve(ctx context.Context, c Config, dir string, stdin, stdout *os.File) er
 	var waiting sync.WaitGroup
 	waiting.Go(func() {
 		io.Copy(io.Discard, stdin)
-		a.Ended(c.First, errors.New("its process has ended"))
+		a.Ended(c.First, nil)
 	})
 	select {
 	case <-ctx.Done():
