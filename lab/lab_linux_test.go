@@ -96,7 +96,7 @@ func TestShape(t *testing.T) {
 	for rate, want := range map[float64]line{
 		0:    {},
 		1e6:  {rate: 125e3, packet: 2 * frame},
-		1e9:  {rate: 125e6, packet: 12500},
+		1e9:  {rate: 125e6, packet: 62500},
 		40e9: {rate: 5e9, packet: whole},
 	} {
 		l := build(t, Config{Hosts: 2, Rate: rate})
