@@ -256,8 +256,7 @@ func (m *measurement) decide(n int, last bool) (int, bool, error) {
 	return n, last, nil
 }
 
-// Fit is the latency and bandwidth that explain the times of messages best, and how
-// well: errors are the explained time over the measured one, less 1.
+// Fit is the latency and bandwidth that explain the times of messages, and how well: errors are the explained time over the measured one, less 1.
 type Fit struct {
 	Link            cluster.Link
 	Messages, Rings []float64 // errors
@@ -272,36 +271,39 @@ func Worst(errors []float64) float64 {
 	return worst
 }
 
-// Fit finds the link: of all lines through two of the messages' times, or through one
-// and no latency, that with the least sum of relative errors. So a few sizes that
-// behave otherwise, as those that a shaper lets pass at once, do not bend it. Rings of
-// so many hosts follow from it.
+// Fit finds the link. Bandwidth is the slope of the line through two of the larger half
+// of the messages, or through one and the origin, that has the least sum of relative
+// errors over that half: one that was disturbed does not bend it, and neither do
+// small ones, which a shaper may let pass at once. Latency is what the bandwidth leaves
+// of the smallest message. Rings of so many hosts follow from both.
 func (m *Measured) Fit(hosts int) (*Fit, error) {
 	for _, p := range m.Messages {
 		if !(p.Time > 0) || p.Bytes <= 0 {
 			return nil, fmt.Errorf("a message of %d bytes took %v us", p.Bytes, p.Time)
 		}
 	}
-	latency, slowness, least := 0.0, 0.0, math.Inf(1) // microseconds, and microseconds a byte
-	try := func(a, b float64) {
+	large := m.Messages[len(m.Messages)/2:]
+	slowness, least := 0.0, math.Inf(1) // slowness in microseconds a byte
+	try := func(at, slope float64) {
 		sum := 0.0
-		for _, p := range m.Messages {
-			sum += math.Abs((a+b*float64(p.Bytes))/p.Time - 1)
+		for _, p := range large {
+			sum += math.Abs((at+slope*float64(p.Bytes))/p.Time - 1)
 		}
-		if a >= 0 && b > 0 && sum < least {
-			latency, slowness, least = a, b, sum
+		if slope > 0 && sum < least {
+			slowness, least = slope, sum
 		}
 	}
-	for i, p := range m.Messages {
+	for i, p := range large {
 		try(0, p.Time/float64(p.Bytes))
-		for _, q := range m.Messages[:i] {
-			b := (p.Time - q.Time) / float64(p.Bytes-q.Bytes)
-			try(p.Time-b*float64(p.Bytes), b)
+		for _, q := range large[:i] {
+			slope := (p.Time - q.Time) / float64(p.Bytes-q.Bytes)
+			try(p.Time-slope*float64(p.Bytes), slope)
 		}
 	}
 	if slowness == 0 {
 		return nil, fmt.Errorf("no message was measured")
 	}
+	latency := max(0, m.Messages[0].Time-slowness*float64(m.Messages[0].Bytes))
 	f := &Fit{Link: cluster.Link{Latency: math.Round(latency*1e3) / 1e3, Bandwidth: math.Round(8e6 / slowness)}}
 	for _, p := range m.Messages {
 		f.Messages = append(f.Messages, (f.Link.Latency+float64(p.Bytes)*8e6/f.Link.Bandwidth)/p.Time-1)
@@ -317,6 +319,18 @@ func (m *Measured) Fit(hosts int) (*Fit, error) {
 	return f, nil
 }
 
+// rising is points of which none takes longer than a larger one of its kind: what
+// disturbs a measurement only adds to it.
+func rising(points []cluster.Point) []cluster.Point {
+	out := slices.Clone(points)
+	for i := len(out) - 2; i >= 0; i-- {
+		if next := out[i+1]; next.Kind == out[i].Kind {
+			out[i].Time = min(out[i].Time, next.Time)
+		}
+	}
+	return out
+}
+
 // Cluster is what was measured as a cluster; with table, with the times of rings.
 func (m *Measured) Cluster(l collective.Layout, name string, f *Fit, table bool) (*cluster.Cluster, error) {
 	for _, n := range l {
@@ -327,7 +341,7 @@ func (m *Measured) Cluster(l collective.Layout, name string, f *Fit, table bool)
 	link := f.Link
 	link.Name = name
 	if table {
-		link.Curve = m.Rings
+		link.Curve = rising(m.Rings)
 	}
 	c := cluster.Uniform(len(l), l[0], link)
 	return c, c.Validate()

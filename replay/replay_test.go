@@ -21,9 +21,9 @@ func small() (*job.Job, *cluster.Cluster) {
 	return j, c
 }
 
-// Every policy's plan is executed: all transfers, in the simulator's number, with right
-// sums, and in about the time; how long that is depends on the machine, so only the
-// least is asked for: what computation takes.
+// Plans of all sorts are executed, with right sums: behind the barrier and across it, of
+// parts of tensors, of halves, with delay and two links. How long that takes depends on
+// the machine; never less than computation.
 func TestPolicies(t *testing.T) {
 	j, c := small()
 	second := c.Links[0]
@@ -46,8 +46,12 @@ func TestPolicies(t *testing.T) {
 		if err != nil {
 			t.Fatal(name, err)
 		}
-		if len(r.Iterations) != 6 || r.Elements == 0 || r.Mean.Computation < 0.99*17000 {
-			t.Errorf("%s: %+v", name, r.Mean)
+		total := 0.0
+		for _, x := range r.Iterations {
+			total += x
+		}
+		if len(r.Iterations) != 6 || r.Elements == 0 || total < 6*17000-1 {
+			t.Errorf("%s: %v, %d elements", name, r.Iterations, r.Elements)
 		}
 		t.Logf("%-14s %8.0f us, predicted %8.0f; exposed %8.0f, predicted %8.0f; late %.0f us; cpu %.2f",
 			name, r.Mean.Iteration, r.Predicted.Time, r.Mean.Exposed, r.Predicted.Mean.Exposed, r.Late[len(r.Late)/2], r.CPU)

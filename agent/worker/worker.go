@@ -10,22 +10,25 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"weft/agent/protocol"
 )
 
-// Worker is one rank's connection. It is not safe for concurrent use.
+// Worker is one rank's connection. It is not safe for
+// concurrent use, but that one goroutine may wait in Done while another sends.
 type Worker struct {
 	Rank, World, LocalRank int
 	Welcome                protocol.Welcome
 	Input, Output          []byte // shared with the agent; see the rules of the protocol
 
-	conn  *net.UnixConn
-	in    *protocol.Reader
-	fds   []int // received, not yet used
-	calls int
+	conn    *net.UnixConn
+	reading sync.Mutex // of in and fds
+	in      *protocol.Reader
+	fds     []int // received, not yet used
+	calls   int
 }
 
 // Error is why the agent says that training cannot go on.
@@ -65,7 +68,7 @@ func (w *withDescriptors) Read(b []byte) (int, error) {
 	oob := make([]byte, unix.CmsgSpace(2*4))
 	n, oobn, _, _, err := w.conn.ReadMsgUnix(b, oob)
 	if err != nil {
-		return n, err
+		return 0, err // n is -1 where the connection was reset
 	}
 	if n == 0 {
 		return 0, io.EOF
@@ -183,7 +186,9 @@ func (w *Worker) Send(m protocol.Message) error {
 
 // receive waits for a message of a kind. The agent's failure is an [*Error].
 func (w *Worker) receive(kind protocol.Kind) (protocol.Message, error) {
+	w.reading.Lock()
 	m, err := w.in.Next()
+	w.reading.Unlock()
 	switch {
 	case err != nil:
 		return m, fmt.Errorf("the agent ended without a message: %w", err)

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"weft/cluster"
 	"weft/internal/cli"
@@ -40,9 +41,11 @@ plan is --plan FILE, or that of --policy NAME.`,
 	var inputs cli.Flags
 	inputs.Register(fs)
 	var policies cli.PolicyFlags
-	policies.Register(fs)
 	var limits cli.LimitFlags
-	limits.Register(fs)
+	building := pflag.NewFlagSet("", pflag.ContinueOnError) // of what makes a plan
+	policies.Register(building)
+	limits.Register(building)
+	fs.AddFlagSet(building)
 	iterations := fs.Int("iterations", 0, "`number` of iterations (default: twelve periods of the plan)")
 	out := fs.String("timeline", "", "`file` to write what was measured to, as a Chrome trace")
 	asJSON := jsonFlag(cmd)
@@ -60,7 +63,13 @@ plan is --plan FILE, or that of --policy NAME.`,
 		case *asJSON && *out == cli.Stdout:
 			return cli.Usagef("--json prints the report, in place of which comes an output -")
 		}
-		if *name != "" {
+		if *planFile != "" {
+			building.VisitAll(func(f *pflag.Flag) {
+				if f.Changed {
+					err = cli.Usagef("--%s is for --policy, which makes a plan: --plan has one", f.Name)
+				}
+			})
+		} else {
 			if chosen, err = all.Lookup(*name); err != nil {
 				return err
 			}
