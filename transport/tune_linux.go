@@ -27,7 +27,7 @@ type wake struct {
 }
 
 // maxWake is the most bytes that a reader lets come before it looks.
-const maxWake = 256 << 10
+const maxWake = 128 << 10
 
 func newWake(c net.Conn) *wake {
 	t, ok := c.(*net.TCPConn)
