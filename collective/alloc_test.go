@@ -46,7 +46,7 @@ func TestChunksAllocateNothing(t *testing.T) {
 			})
 		}
 		few, many := allocations(512<<10), allocations(16<<10)
-		if many > few+8 { // of 100 messages more; what a garbage collection takes from a pool is made again
+		if many > few+20 { // of 100 messages more a host; what a garbage collection takes from a pool is made again
 			t.Errorf("%v: %v allocations in chunks of 512 KiB, %v in chunks of 16 KiB", alg, few, many)
 		}
 	}

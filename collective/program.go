@@ -62,13 +62,15 @@ type Send struct {
 }
 
 // Recv receives a message into the slot, as soon as the first Free sends, which are
-// from the same slot, have returned; then does what Do says.
+// from the same slot, have returned, and the first Past receives, which leave something
+// there for others, are done; then, when those before it are done, does what Do says.
 type Recv struct {
 	From  int
 	Tag   uint32
 	Chunk int
 	Slot  int
 	Free  int
+	Past  int
 	Do    Action
 	After int // before storing, the first After sends, of the contribution there, have returned
 }
@@ -301,7 +303,7 @@ func (b *builder) direct(reduce, gather bool) {
 			}
 			for d := 1; d < b.World; d++ {
 				for _, c := range b.group(b.host(-d), i-1, 1) {
-					b.recv(b.host(-d), c, true, 1+2*(b.World-1), Store)
+					b.recv(b.host(-d), c, true, 1+2*(b.World-1)+len(b.Recvs)%2, Store)
 				}
 			}
 		}
@@ -316,7 +318,7 @@ func (b *builder) exchange() {
 			b.load(b.host(d), c, false)
 		}
 		for d := 1; d < b.World; d++ {
-			b.contribution(d, c, 0)
+			b.contribution(d, c, c%2)
 		}
 	}
 }
@@ -353,7 +355,7 @@ func (b *builder) fan() {
 	b.cut(false)
 	for c := range b.Chunks {
 		if b.Rank != b.Root {
-			b.recv(b.Root, c, true, 1, Store)
+			b.recv(b.Root, c, true, 1+c%2, Store)
 			continue
 		}
 		for d := 1; d < b.World; d++ {
@@ -374,13 +376,19 @@ func (b *builder) guard() {
 		}
 	}
 	written := make([]int, b.Slots) // of each slot: the last receive into it
+	read := make([]int, b.Slots)    // and the last that does something with what it has
 	for i := range b.Recvs {
 		r := &b.Recvs[i]
-		r.Free = from[written[r.Slot]]
+		r.Free, r.Past = from[written[r.Slot]], read[r.Slot]
 		if r.Do&Store != 0 {
 			r.After = loads[r.Chunk]
 		}
-		written[r.Slot] = i + 1
+		written[r.Slot], read[r.Slot] = i+1, i+1
+		if r.Do&Combine != 0 {
+			for slot := r.Slot - (b.World - 2); slot < r.Slot; slot++ {
+				read[slot] = i + 1
+			}
+		}
 	}
 }
 

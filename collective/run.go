@@ -48,8 +48,14 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
+// ahead is how many receives are under way at once: while one message is added up, the
+// sender of the next has already been told that it may come. With one, a line would
+// stand still between messages for as long as that takes.
+const ahead = 2
+
 // Run carries the transfer out over ep, whose peers are the hosts. It sends in a
-// goroutine of its own and receives in the caller's, and has ended both when it returns.
+// goroutine of its own, receives in the caller's and in ahead-1 more, and has ended all
+// when it returns.
 // An error of a message is an [*Error]; the first one ends the transfer.
 func (t *Transfer) Run(ctx context.Context, ep transport.Endpoint) error {
 	x, err := t.start(ep)
@@ -68,16 +74,22 @@ func (t *Transfer) Run(ctx context.Context, ep transport.Endpoint) error {
 		x.fail(err)
 		cancel()
 	}
-	var sender sync.WaitGroup
-	sender.Go(func() {
+	var others sync.WaitGroup
+	others.Go(func() {
 		if err := x.send(ctx, ep); err != nil {
 			fail(err)
 		}
 	})
-	if err := x.receive(ctx, ep); err != nil {
-		fail(err)
+	receive := func(first int) {
+		if err := x.receive(ctx, ep, first); err != nil {
+			fail(err)
+		}
 	}
-	sender.Wait()
+	for first := 1; first < min(ahead, len(x.Recvs)); first++ {
+		others.Go(func() { receive(first) })
+	}
+	receive(0)
+	others.Wait()
 	err = x.err
 	x.memory.release()
 	return err
@@ -201,10 +213,11 @@ func (x *run) send(ctx context.Context, ep transport.Endpoint) error {
 	return nil
 }
 
-func (x *run) receive(ctx context.Context, ep transport.Endpoint) error {
-	for i := range x.Recvs {
+// receive does every ahead-th receive from the first.
+func (x *run) receive(ctx context.Context, ep transport.Endpoint, first int) error {
+	for i := first; i < len(x.Recvs); i += ahead {
 		r := &x.Recvs[i]
-		if !x.wait(&x.sent, r.Free) {
+		if !x.wait(&x.sent, r.Free) || !x.wait(&x.received, r.Past) {
 			return nil
 		}
 		c := &x.Chunks[r.Chunk]
@@ -223,7 +236,7 @@ func (x *run) receive(ctx context.Context, ep transport.Endpoint) error {
 		if err := ep.Recv(ctx, r.From, x.tag(r.Tag), slot); err != nil {
 			return x.failed(false, r.From, i, len(x.Recvs), c, err)
 		}
-		if !x.wait(&x.sent, r.After) {
+		if !x.wait(&x.received, i) || !x.wait(&x.sent, r.After) {
 			return nil
 		}
 		switch {
