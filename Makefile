@@ -45,6 +45,7 @@ test-torch2: build
 lint:
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "not formatted, run gofmt -w:" $$unformatted; exit 1; }
 	go vet ./...
+	GOOS=darwin go vet ./cmd/weft # people plan on laptops
 	go tool -modfile=tools/go.mod staticcheck ./...
 	go test -count=1 -run '^TestThisModule$$' ./internal/walls
 

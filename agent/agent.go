@@ -122,8 +122,11 @@ const (
 	tick        = time.Second
 )
 
-// Listen makes the socket.
+// Listen makes the socket. Agents run on Linux alone.
 func Listen(c Config) (*Agent, error) {
+	if unsupported != nil {
+		return nil, unsupported
+	}
 	a := &Agent{
 		Config: c, origin: time.Now(), done: make(chan struct{}),
 		conns: map[*net.UnixConn]struct{}{}, workers: make([]worker, len(c.Ranks)), warned: map[int]bool{}, asking: map[uint64]time.Duration{}, hasMet: make(chan struct{}), allTold: make(chan struct{}),
@@ -414,25 +417,6 @@ func (a *Agent) read(conn *net.UnixConn, who *int) error {
 			return err
 		}
 	}
-}
-
-// sameUser refuses a peer that runs as another user.
-func sameUser(conn *net.UnixConn) error {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var peer *unix.Ucred
-	if e := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); e != nil {
-		return e
-	}
-	if err != nil {
-		return os.NewSyscallError("getsockopt", err)
-	}
-	if int(peer.Uid) != os.Geteuid() {
-		return fmt.Errorf("a process of user %d", peer.Uid)
-	}
-	return nil
 }
 
 // take does what a message asks for. An error ends the connection.

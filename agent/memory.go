@@ -16,25 +16,6 @@ type region struct {
 	bytes []byte
 }
 
-func newRegion(name string, size int64, access int) (*region, error) {
-	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		return nil, os.NewSyscallError("memfd_create", err)
-	}
-	r := &region{fd: fd}
-	if err = unix.Ftruncate(fd, size); err == nil {
-		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
-	}
-	if err == nil {
-		r.bytes, err = unix.Mmap(fd, 0, int(size), access, unix.MAP_SHARED)
-	}
-	if err != nil {
-		r.close()
-		return nil, fmt.Errorf("shared memory of %d bytes: %w", size, err)
-	}
-	return r, nil
-}
-
 // handedOut closes the descriptor, once every worker has one of its own.
 func (r *region) handedOut() {
 	if r.fd >= 0 {

@@ -42,6 +42,18 @@ func (c Config) check() error {
 	return nil
 }
 
+// PermissionError says what the process lacks.
+type PermissionError struct {
+	Doing string
+	Err   error
+}
+
+func (e *PermissionError) Error() string {
+	return fmt.Sprintf("%s: %v: a lab needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN), or a kernel that lets users make namespaces of their own", e.Doing, e.Err)
+}
+
+func (e *PermissionError) Unwrap() error { return e.Err }
+
 // Addr is the IPv4 address of a host, in a network of 24 bits.
 func Addr(host int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(host + 1)}) }
 

@@ -167,18 +167,6 @@ func (x line) shape(there *netlink.Handle, end netlink.Link, at *netlink.Handle,
 	return nil
 }
 
-// PermissionError says what the process lacks.
-type PermissionError struct {
-	Doing string
-	Err   error
-}
-
-func (e *PermissionError) Error() string {
-	return fmt.Sprintf("%s: %v: a lab needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN), or a kernel that lets users make namespaces of their own", e.Doing, e.Err)
-}
-
-func (e *PermissionError) Unwrap() error { return e.Err }
-
 func denied(doing string, err error) error {
 	if errors.Is(err, unix.EPERM) {
 		return &PermissionError{doing, err}

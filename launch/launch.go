@@ -16,8 +16,6 @@ import (
 	"sync"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Config says what to start.
@@ -104,8 +102,11 @@ type Group struct {
 	failed []*Exit                 // in the order in which they ended
 }
 
-// Start starts all workers, or none. They are stopped when ctx ends.
+// Start starts all workers, or none, on Linux alone. They are stopped when ctx ends.
 func Start(ctx context.Context, c Config) (*Group, error) {
+	if unsupported != nil {
+		return nil, unsupported
+	}
 	c.Settle, c.Grace = cmp.Or(c.Settle, Settle), cmp.Or(c.Grace, Grace)
 	g := &Group{Config: c, stop: make(chan struct{}), ended: make(chan struct{}), alive: map[int]bool{}, sent: map[syscall.Signal]bool{}}
 	started := make(chan error)
@@ -146,7 +147,7 @@ func (g *Group) start() error {
 			}
 			w.Env = append(w.Env, env...)
 		}
-		w.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+		w.SysProcAttr = leader()
 		x := &worker{Cmd: w, rank: rank}
 		if err := x.start(g.Out, g.Err, out); err != nil {
 			return fmt.Errorf("starting rank %d: %w", rank, err)
@@ -200,8 +201,7 @@ func (w *worker) start(out, err io.Writer, lines *sync.Mutex) error {
 // wait waits for a worker's end, and ends what it has left behind.
 func (g *Group) wait(w *worker) {
 	pid := w.Process.Pid
-	for unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
-	}
+	hasEnded(pid)
 	g.mu.Lock()
 	// Until it has been waited for, nobody else has its number.
 	syscall.Kill(-pid, syscall.SIGKILL)
