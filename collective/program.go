@@ -62,15 +62,15 @@ type Send struct {
 }
 
 // Recv receives a message into the slot, as soon as the first Free sends, which are
-// from the same slot, have returned, and the first Past receives, which leave something
-// there for others, are done; then, when those before it are done, does what Do says.
+// from the same slot, have returned; then, when those before it are done, does what Do
+// says. It may begin when those up to the ahead-th before it are done: none of the later
+// ones has to do with its slot.
 type Recv struct {
 	From  int
 	Tag   uint32
 	Chunk int
 	Slot  int
 	Free  int
-	Past  int
 	Do    Action
 	After int // before storing, the first After sends, of the contribution there, have returned
 }
@@ -376,19 +376,13 @@ func (b *builder) guard() {
 		}
 	}
 	written := make([]int, b.Slots) // of each slot: the last receive into it
-	read := make([]int, b.Slots)    // and the last that does something with what it has
 	for i := range b.Recvs {
 		r := &b.Recvs[i]
-		r.Free, r.Past = from[written[r.Slot]], read[r.Slot]
+		r.Free = from[written[r.Slot]]
 		if r.Do&Store != 0 {
 			r.After = loads[r.Chunk]
 		}
-		written[r.Slot], read[r.Slot] = i+1, i+1
-		if r.Do&Combine != 0 {
-			for slot := r.Slot - (b.World - 2); slot < r.Slot; slot++ {
-				read[slot] = i + 1
-			}
-		}
+		written[r.Slot] = i + 1
 	}
 }
 

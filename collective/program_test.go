@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"weft/cluster"
@@ -44,37 +45,45 @@ func interpret(t testingT, r *rand.Rand, programs []*Program, data [][]float32) 
 		slots          [][]float32
 		depth          []int // of each receive, from 1: its message's step
 		sent, received int
-		acting         bool // the message of Recvs[received] is in its slot
+		landed         []bool // of each receive: its message is in its slot
 	}
 	world := len(programs)
 	hosts := make([]state, world)
 	for h, p := range programs {
-		hosts[h] = state{slots: make([][]float32, p.Slots), depth: []int{0}}
+		hosts[h] = state{slots: make([][]float32, p.Slots), depth: make([]int, len(p.Recvs)+1), landed: make([]bool, len(p.Recvs))}
 		for i := range hosts[h].slots {
 			hosts[h].slots[i] = make([]float32, largest(p))
 		}
 	}
+	// lands is which receive of host to takes the next message of host from; none: -1.
+	lands := func(from, to int) int {
+		s, p := &hosts[to], programs[to]
+		for i := s.received; i < min(s.received+ahead, len(p.Recvs)); i++ {
+			if r := p.Recvs[i]; r.From == from && !s.landed[i] {
+				if r.Free <= s.sent {
+					return i
+				}
+				break // messages of two hosts are in order
+			}
+		}
+		return -1
+	}
 	out := traffic{messages: make([]int, world), elements: make([]int64, world)}
 	for {
-		type choice struct{ from, to int } // to < 0: host from acts
+		type choice struct{ from, to, recv int } // to < 0: host from acts
 		var can []choice
 		done := true
 		for h, p := range programs {
 			s := &hosts[h]
 			done = done && s.sent == len(p.Sends) && s.received == len(p.Recvs)
-			if s.acting && s.sent >= p.Recvs[s.received].After {
-				can = append(can, choice{h, -1})
+			if s.received < len(p.Recvs) && s.landed[s.received] && s.sent >= p.Recvs[s.received].After {
+				can = append(can, choice{h, -1, 0})
 			}
 			if s.sent == len(p.Sends) || p.Sends[s.sent].After > s.received {
 				continue
 			}
-			send := p.Sends[s.sent]
-			to := &hosts[send.To]
-			if to.acting || to.received == len(programs[send.To].Recvs) {
-				continue
-			}
-			if recv := programs[send.To].Recvs[to.received]; recv.From == h && recv.Free <= to.sent {
-				can = append(can, choice{h, send.To})
+			if to := p.Sends[s.sent].To; lands(h, to) >= 0 {
+				can = append(can, choice{h, to, lands(h, to)})
 			}
 		}
 		if done {
@@ -89,14 +98,17 @@ func interpret(t testingT, r *rand.Rand, programs []*Program, data [][]float32) 
 		c := can[r.IntN(len(can))]
 		p, s := programs[c.from], &hosts[c.from]
 		if c.to < 0 {
-			act(p, p.Recvs[s.received], s.slots, data[c.from])
-			s.acting = false
+			recv := p.Recvs[s.received]
+			act(p, recv, s.slots, data[c.from])
 			s.received++
+			if recv.Do&Combine != 0 { // it has waited for messages of several receives
+				s.depth[s.received] = slices.Max(s.depth[s.received-world+2 : s.received+1])
+			}
 			continue
 		}
 		send := p.Sends[s.sent]
 		to := &hosts[c.to]
-		recv := programs[c.to].Recvs[to.received]
+		recv := programs[c.to].Recvs[c.recv]
 		if send.Tag != recv.Tag || p.Chunks[send.Chunk].Elements != programs[c.to].Chunks[recv.Chunk].Elements {
 			t.Fatalf("host %d sends %+v, host %d expects %+v", c.from, send, c.to, recv)
 		}
@@ -105,20 +117,13 @@ func interpret(t testingT, r *rand.Rand, programs []*Program, data [][]float32) 
 			pack(s.slots[send.Slot], data[c.from], p.Chunks[send.Chunk])
 		}
 		copy(to.slots[recv.Slot][:elements], s.slots[send.Slot])
-		// A host that combines waits for messages of several receives.
 		depth := 1 + s.depth[send.After]
-		to.depth = append(to.depth, depth)
-		if recv.Do&Combine != 0 {
-			for _, d := range to.depth[len(to.depth)-world+1:] {
-				depth = max(depth, d)
-			}
-			to.depth[len(to.depth)-1] = depth
-		}
+		to.depth[1+c.recv] = depth
 		out.steps = max(out.steps, depth)
 		out.messages[c.from]++
 		out.elements[c.from] += elements
 		s.sent++
-		to.acting = true
+		to.landed[c.recv] = true
 	}
 }
 
@@ -271,12 +276,14 @@ func checkGuards(t *rapid.T, p *Program) {
 		if s.Load && (s.Slot != 0 || s.After != 0) || !s.Load && (s.After == 0 || p.Recvs[s.After-1].Slot != s.Slot || p.Recvs[s.After-1].Chunk != s.Chunk) {
 			t.Fatalf("send %d %+v does not send what was received last into its slot", i, s)
 		}
-		free, after := 0, 0 // a receive also waits for what earlier ones waited for
+		waited := []int{0} // of each receive, from 1: the sends that it or an earlier one waited for
 		for j, r := range p.Recvs {
 			if r.Slot == 0 {
 				t.Fatalf("receive %d is into the slot of loads", j)
 			}
-			free, after = max(free, r.Free), max(after, r.After)
+			done := max(j+1-ahead, 0) // earlier receives that it waits for
+			free, after := max(r.Free, waited[done]), r.After
+			waited = append(waited, max(r.Free, waited[j]))
 			// What receive s.After left in the slot is overwritten by a later one only after the send.
 			if !s.Load && j >= s.After && r.Slot == s.Slot && free <= i {
 				t.Fatalf("receive %d %+v overwrites what send %d %+v sends", j, r, i, s)

@@ -217,7 +217,7 @@ func (x *run) send(ctx context.Context, ep transport.Endpoint) error {
 func (x *run) receive(ctx context.Context, ep transport.Endpoint, first int) error {
 	for i := first; i < len(x.Recvs); i += ahead {
 		r := &x.Recvs[i]
-		if !x.wait(&x.sent, r.Free) || !x.wait(&x.received, r.Past) {
+		if !x.wait(&x.sent, r.Free) {
 			return nil
 		}
 		c := &x.Chunks[r.Chunk]
