@@ -313,7 +313,7 @@ func TestRefused(t *testing.T) {
 		{"one rank twice", "two workers say that they are rank 0", nil, model, func(w *worker.Worker) error { w.Rank = 0; return model(w) }},
 		{"a type", "tensor w: kernel: sum of complex64 is not supported", nil, hello(protocol.Tensor{Name: "w", Elements: 4, DType: "complex64"}), hello(protocol.Tensor{Name: "w", Elements: 4, DType: "complex64"})},
 		{"no elements", `"w" has 0 elements`, nil, hello(protocol.Tensor{Name: "w", DType: "float32"}), hello(protocol.Tensor{Name: "w", DType: "float32"})},
-		{"no memory", "are free", nil, hello(protocol.Tensor{Name: "w", Elements: 1 << 50, DType: "float32"}), hello(protocol.Tensor{Name: "w", Elements: 1 << 50, DType: "float32"})},
+		{"no memory", "are free", nil, hello(protocol.Tensor{Name: "w", Elements: 1 << 43, DType: "float32"}), hello(protocol.Tensor{Name: "w", Elements: 1 << 43, DType: "float32"})},
 		{"ready without a bucket", "rank 1 declared bucket 3 of iteration 0: the plan has 1 buckets",
 			model, done, func(w *worker.Worker) error { w.Ready(3, 0); return done(w) }},
 		{"ready too early", "rank 1 declared bucket 0 of iteration 1: it is in flight still",

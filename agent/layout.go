@@ -16,6 +16,7 @@ import (
 const (
 	callBytes   = 4 << 20 // for the calls under way, together
 	bucketAlign = 64      // a cache line, which two buckets never share
+	regionBytes = 1 << 46 // of all buckets: more than any host has
 )
 
 // layout is what the workers' tensors become: a plan, and a place for everything.
@@ -44,8 +45,7 @@ func newLayout(h *protocol.Hello) (*layout, error) {
 			return nil, err
 		}
 	}
-	l.place(h.World)
-	return l, nil
+	return l, l.place(h.World)
 }
 
 // newJob is a job with the given tensors, whose gradients become ready from the

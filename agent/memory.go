@@ -35,9 +35,9 @@ func (r *region) close() {
 
 // enough refuses to share more memory than the host has free. The system would
 // hand it out, and later kill somebody.
-func enough(size int64) error {
-	if free, ok := Available(); ok && size > free {
-		return fmt.Errorf("the gradients of this host's workers take %d bytes of shared memory, and %d are free", size, free)
+func enough(regions int, size int64) error {
+	if free, ok := Available(); ok && size > free/int64(regions) {
+		return fmt.Errorf("the gradients of this host's workers take %d times %d bytes of shared memory, and %d are free", regions, size, free)
 	}
 	return nil
 }

@@ -103,12 +103,11 @@ func (x *Schedule) layout(h *protocol.Hello, alone bool) (*layout, error) {
 		return nil, fmt.Errorf("the plan is for other tensors (fingerprint %s) than the workers have (%s)", x.Plan.Tensors, fp)
 	}
 	l := &layout{job: x.Job, plan: x.Plan}
-	l.place(h.World)
-	return l, nil
+	return l, l.place(h.World)
 }
 
 // place gives every bucket its place: one copy for each buffer of the plan.
-func (l *layout) place(world int) {
+func (l *layout) place(world int) error {
 	p, j := l.plan, l.job
 	l.welcome = protocol.Welcome{
 		Version: protocol.Version, World: world, CallBytes: callBytes, Digest: p.Digest(),
@@ -119,6 +118,9 @@ func (l *layout) place(world int) {
 	at := int64(0)
 	for b := range p.Buckets {
 		x := protocol.Bucket{Tensors: p.Buckets[b].Tensors(), Region: protocol.Region{Offset: at, Bytes: p.Buckets[b].Bytes(j)}}
+		if x.Bytes > regionBytes/int64(p.Buffers)-at {
+			return fmt.Errorf("the gradients take more than %d bytes of shared memory", int64(regionBytes))
+		}
 		size := j.Tensors[x.Tensors[0]].Grad.Bytes()
 		for _, s := range p.Buckets[b].Slices {
 			if whole {
@@ -141,6 +143,7 @@ func (l *layout) place(world int) {
 	}
 	w.CallOffset = at
 	w.InputBytes, w.OutputBytes = at+callBytes, at+callBytes
+	return nil
 }
 
 // wholeTensors tells whether each tensor is in one bucket, whole.

@@ -38,7 +38,7 @@ func (a *Agent) newSession(l *layout) (*session, error) {
 	}
 	l.welcome.Ops = e.Ops()
 	size := l.welcome.InputBytes
-	if err := enough(size * int64(len(a.Ranks)+1)); err != nil {
+	if err := enough(len(a.Ranks)+1, size); err != nil {
 		return nil, err
 	}
 	s := &session{layout: l, engine: e, epoch: a.agreements}

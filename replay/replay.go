@@ -335,10 +335,10 @@ func (r *run) enough() error {
 	for b := range r.plan.Buckets {
 		bytes += r.plan.Buckets[b].Bytes(r.job)
 	}
-	need := bytes * int64(r.plan.Buffers) * int64(r.cluster.World()+r.hosts())
-	if free, ok := agent.Available(); ok && need > free {
-		return fmt.Errorf("the gradients of %d workers on %d hosts take %d bytes of memory, and %d are free: take fewer workers (-n)",
-			r.cluster.World(), r.hosts(), need, free)
+	copies := int64(r.plan.Buffers) * int64(r.cluster.World()+r.hosts())
+	if free, ok := agent.Available(); ok && bytes > free/copies {
+		return fmt.Errorf("the gradients of %d workers on %d hosts take %d times %d bytes of memory, and %d are free: take fewer workers (-n)",
+			r.cluster.World(), r.hosts(), copies, bytes, free)
 	}
 	return nil
 }
