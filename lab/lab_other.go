@@ -2,7 +2,11 @@
 
 package lab
 
-import "errors"
+import (
+	"context"
+	"errors"
+	"os"
+)
 
 // Lab is a cluster that has been built.
 type Lab struct{ Config }
@@ -25,3 +29,5 @@ func (l *Lab) Enter(int) error { return errLinux }
 
 // Do fails.
 func (l *Lab) Do(int, func() error) error { return errLinux }
+
+func asRoot(_ context.Context, _ *RunConfig, _ <-chan os.Signal, denied error) error { return denied }

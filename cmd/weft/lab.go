@@ -2,23 +2,15 @@ package main
 
 import (
 	"cmp"
-	"context"
-	"crypto/rand"
 	"errors"
-	"fmt"
 	"os"
-	"os/signal"
-	"path/filepath"
 	"strconv"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"weft/cluster"
 	"weft/internal/cli"
 	"weft/lab"
-	"weft/launch"
-	"weft/python"
 )
 
 func newLab(c *cli.Console) *cobra.Command {
@@ -61,76 +53,12 @@ make namespaces of their own.`,
 			}
 		}
 		orderly.Store(true)
-		return emulate(cmd.Context(), c, config, args)
+		again := append([]string{"lab", "--hosts", strconv.Itoa(config.Hosts), "--rate", *rate, "--"}, args...)
+		err := lab.Run(cmd.Context(), lab.RunConfig{Config: config, Keep: []string{keep}, Again: again, Getenv: os.Getenv, Out: c.Out, Err: c.Err}, args)
+		if failed, ok := errors.AsType[*lab.Failed](err); ok {
+			return cli.Exit(failed.Code, cmp.Or(failed.Err, cli.ErrNo)) // who ran again has said why
+		}
+		return err
 	}
 	return cmd
-}
-
-// masterPort of a lab, in which nobody else has a port.
-const masterPort = 29500
-
-// emulate runs a command on each host of a lab until all have ended.
-func emulate(ctx context.Context, c *cli.Console, config lab.Config, command []string) (err error) {
-	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	defer signal.Stop(signals)
-
-	l, err := lab.New(config)
-	if errors.As(err, new(*lab.PermissionError)) {
-		args := []string{"lab", "--hosts", fmt.Sprint(config.Hosts)}
-		if config.Rate > 0 {
-			args = append(args, "--rate", strconv.FormatFloat(config.Rate, 'f', -1, 64)+"bit")
-		}
-		return asRoot(ctx, c, signals, append(append(args, "--"), command...), err)
-	}
-	if err != nil {
-		return err
-	}
-	defer func() { err = cmp.Or(err, l.Close()) }()
-	dir, err := os.MkdirTemp("", launch.DirPrefix)
-	if err != nil {
-		return err
-	}
-	keeper, err := launch.NewKeeper(dir, nil, keep)
-	if err != nil {
-		os.RemoveAll(dir)
-		return err
-	}
-	defer func() { err = cmp.Or(err, keeper.Close()) }()
-	secret := filepath.Join(dir, "secret")
-	if err := os.WriteFile(secret, []byte(rand.Text()+rand.Text()), 0o600); err != nil {
-		return err
-	}
-	client, err := python.Install(filepath.Join(dir, "python"), os.Getenv)
-	if err != nil {
-		return err
-	}
-	g, err := launch.Start(ctx, launch.Config{
-		Env: client, Command: command, Place: launch.Place{Workers: config.Hosts, World: config.Hosts}, Out: c.Out, Err: c.Err, Keeper: keeper, Signals: signals,
-		Prepare: func(host int) ([]string, error) {
-			return hostEnvironment(host, config.Hosts, secret), l.Enter(host)
-		},
-	})
-	if err != nil {
-		return err
-	}
-	first := launch.Fault(g.Wait(), -1)
-	switch {
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case first != nil:
-		return cli.Exit(first.Code, fmt.Errorf("host %d ended: %s", first.Rank, first.How()))
-	}
-	return nil
-}
-
-// hostEnvironment is what launchers give to workers, for one worker a host, and to
-// launchers that are started on the hosts.
-func hostEnvironment(host, hosts int, secret string) []string {
-	return []string{
-		fmt.Sprint("RANK=", host), fmt.Sprint("WORLD_SIZE=", hosts), "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1",
-		fmt.Sprint("MASTER_ADDR=", lab.Addr(0)), fmt.Sprint("MASTER_PORT=", masterPort),
-		fmt.Sprint("WEFT_NODES=", hosts), fmt.Sprint("WEFT_NODE_RANK=", host), "WEFT_SECRET_FILE=" + secret,
-		"GLOO_SOCKET_IFNAME=" + lab.Interface, "NCCL_SOCKET_IFNAME=" + lab.Interface,
-	}
 }

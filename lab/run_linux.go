@@ -1,4 +1,4 @@
-package main
+package lab
 
 import (
 	"context"
@@ -11,16 +11,14 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
-
-	"weft/internal/cli"
 )
 
 // wholeMachine is the mapping of users of a process in no user namespace of its own.
 const wholeMachine = "0 0 4294967295"
 
-// asRoot runs this program again, by args, in a user namespace, in which the user may
-// do what a lab needs. Where that cannot help, the error is denied, as it came.
-func asRoot(ctx context.Context, c *cli.Console, signals <-chan os.Signal, args []string, denied error) error {
+// asRoot runs this program again in a user namespace, in which the user may do what a
+// lab needs. Where that cannot help, the error is denied, as it came.
+func asRoot(ctx context.Context, c *RunConfig, signals <-chan os.Signal, denied error) error {
 	users, err := os.ReadFile("/proc/self/uid_map")
 	if err != nil || !slices.Equal(strings.Fields(string(users)), strings.Fields(wholeMachine)) {
 		return denied
@@ -29,7 +27,7 @@ func asRoot(ctx context.Context, c *cli.Console, signals <-chan os.Signal, args 
 	if err != nil {
 		return err
 	}
-	again := exec.Command(self, args...)
+	again := exec.Command(self, c.Again...)
 	again.Stdout, again.Stderr = c.Out, c.Err
 	again.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  unix.CLONE_NEWUSER,
@@ -56,7 +54,7 @@ func asRoot(ctx context.Context, c *cli.Console, signals <-chan os.Signal, args 
 			case ctx.Err() != nil:
 				return ctx.Err()
 			case errors.As(err, &exit):
-				return cli.Exit(exit.ExitCode(), cli.ErrNo) // it has said why
+				return &Failed{Code: exit.ExitCode()} // it has said why
 			}
 			return err
 		}
