@@ -213,21 +213,6 @@ func (m *measurement) longest(times []time.Duration) error {
 	return nil
 }
 
-// once is how long a collective takes on this host, once all are there.
-func (m *measurement) once(t collective.Transfer) (time.Duration, error) {
-	run := func(t collective.Transfer) error {
-		m.op++
-		t.Channel, t.Op = channel, m.op
-		return t.Run(m.ctx, m.e)
-	}
-	if err := run(collective.Transfer{Program: m.barrier}); err != nil {
-		return 0, err
-	}
-	start := time.Now()
-	err := run(t)
-	return time.Since(start), err
-}
-
 // decide makes all hosts do what host 0 wants.
 func (m *measurement) decide(n int, last bool) (int, bool, error) {
 	m.op++

@@ -1,6 +1,7 @@
 package links
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"sync"
@@ -9,7 +10,7 @@ import (
 )
 
 // Loopback connects hosts that are all in this process, over the loopback interface.
-func Loopback(ctx context.Context, hosts int) (_ []transport.Endpoint, err error) {
+func Loopback(ctx context.Context, hosts int) ([]transport.Endpoint, error) {
 	o := transport.TCPOptions{Secret: make([]byte, 2*transport.MinSecret)}
 	rand.Read(o.Secret)
 	var listeners []*transport.Listener
@@ -28,11 +29,9 @@ func Loopback(ctx context.Context, hosts int) (_ []transport.Endpoint, err error
 		o.Rank = rank
 		out[rank], errs[rank] = listeners[rank].Connect(ctx, o)
 	})
-	for _, e := range errs {
-		if e != nil {
-			Close(out)
-			return nil, e
-		}
+	if err := cmp.Or(errs...); err != nil {
+		Close(out)
+		return nil, err
 	}
 	return out, nil
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"os"
@@ -151,20 +152,11 @@ func loopback(n int) func(context.Context, *cli.Console) (*links.Measured, colle
 				}
 				m, errs[0] = links.Measure(ctx, es[0], done)
 			})
-			return first(errs)
+			return cmp.Or(errs...)
 		})
 		for range n {
 			layout = append(layout, 1)
 		}
 		return m, layout, err
 	}
-}
-
-func first(errs []error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
