@@ -86,7 +86,7 @@ type Profile struct {
 	// Backward from there to the last gradient, End from there to the end of all
 	// computation.
 	Forward, Backward, End float64
-	Scale             float64 // by what op times are multiplied on the slowest worker
+	Scale                  float64 // by what op times are multiplied on the slowest worker
 	// Collectives are when the job's own are issued, from the start of the
 	// backward pass: negative in forward.
 	Collectives []float64
