@@ -38,7 +38,7 @@ def main() -> None:
     p = argparse.ArgumentParser()
     p.add_argument("data")
     p.add_argument("--with", dest="library", choices=["weft", "ddp"], default="weft")
-    p.add_argument("--steps", type=int, default=40)
+    p.add_argument("--steps", type=int, default=60)
     p.add_argument("--batch", type=int, default=64, help="pictures a worker and step")
     args = p.parse_args()
 

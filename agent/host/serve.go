@@ -26,9 +26,9 @@ const (
 	succession = 10 * time.Second
 )
 
-// Silent is the error of an agent that could not start; its reason has been told to
+// ErrSilent is the error of an agent that could not start; its reason has been told to
 // who started it.
-var Silent = errors.New("the agent could not start")
+var ErrSilent = errors.New("the agent could not start")
 
 // Serve is the agent of a host whose workers another launcher has started:
 // docs/formats/client.md, "Starting the agent". The worker that has started it holds
@@ -44,7 +44,7 @@ func Serve(ctx context.Context, c Config, dir string, stdin, stdout *os.File) er
 	fmt.Fprintln(stdout, word)
 	stdout.Close()
 	if err != nil {
-		return Silent
+		return ErrSilent
 	}
 	defer keeper.Close()
 

@@ -150,7 +150,7 @@ func newAgent(c *cli.Console) *cobra.Command {
 			o := host.Config{Weft: version, Timeout: host.Timeout, Getenv: os.Getenv, Keep: []string{keep}, Out: c.Out, Err: c.Err}
 			unix.SetNonblock(0, true) // or a read of it would not end with Close
 			err := host.Serve(cmd.Context(), o, args[0], os.NewFile(0, "stdin"), os.Stdout)
-			if errors.Is(err, host.Silent) {
+			if errors.Is(err, host.ErrSilent) {
 				return cli.Exit(cli.BadInput, cli.ErrNo)
 			}
 			return err
