@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"syscall"
 	"time"
 
 	"weft/agent"
@@ -88,7 +89,7 @@ func readSecret(path string) (transport.Secret, error) {
 	if path == "" {
 		return nil, fmt.Errorf("WEFT_SECRET_FILE is not set; %s", how)
 	}
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // of a pipe that nobody writes, too
 	if err != nil {
 		return nil, fmt.Errorf("WEFT_SECRET_FILE: %w; %s", err, how)
 	}
@@ -96,6 +97,9 @@ func readSecret(path string) (transport.Secret, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, fmt.Errorf("WEFT_SECRET_FILE: %w", err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("WEFT_SECRET_FILE %s: not a regular file; %s", path, how)
 	}
 	if info.Mode().Perm()&0o077 != 0 {
 		return nil, fmt.Errorf("WEFT_SECRET_FILE %s: others may read it (mode %v): chmod 600 it", path, info.Mode())

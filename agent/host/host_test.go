@@ -406,6 +406,10 @@ func TestServeRefuses(t *testing.T) {
 	if err := os.WriteFile(short, []byte("short\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	pipe := filepath.Join(t.TempDir(), "secret")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, x := range []struct {
 		want, dir string
 		env       []string
@@ -419,6 +423,7 @@ func TestServeRefuses(t *testing.T) {
 		{`WEFT_TIMEOUT is "soon"`, newDir(t), []string{"WEFT_TIMEOUT=soon"}},
 		{"WEFT_SECRET_FILE is not set; make one with", newDir(t), []string{"WORLD_SIZE=4", "WEFT_SECRET_FILE="}},
 		{"others may read it", newDir(t), []string{"WORLD_SIZE=4", "WEFT_SECRET_FILE=" + readable}},
+		{"not a regular file", newDir(t), []string{"WORLD_SIZE=4", "WEFT_SECRET_FILE=" + pipe}},
 		{"5 bytes, need 16", newDir(t), []string{"WORLD_SIZE=4", "WEFT_SECRET_FILE=" + short}},
 	} {
 		s := serve(t, x.dir, x.env...)

@@ -106,6 +106,13 @@ func compare(ctx context.Context) error {
 	if err := o.find(); err != nil {
 		return err
 	}
+	var before, after string
+	if *page != "" { // now, before minutes are spent
+		var err error
+		if before, after, err = around(*page); err != nil {
+			return err
+		}
+	}
 	start, busy := time.Now(), load()
 	var out strings.Builder
 	for _, s := range settings {
@@ -124,7 +131,7 @@ func compare(ctx context.Context) error {
 	fmt.Fprintf(&out, "\n%s. Taken in %.0f s by `%s`, %d turns each; before, %s processes wanted to run.\n",
 		machine(), time.Since(start).Seconds(), strings.Join(append([]string{"bin/allreduce"}, os.Args[1:]...), " "), o.rounds, busy)
 	if *page != "" {
-		return replace(*page, out.String())
+		return os.WriteFile(*page, []byte(before+out.String()+after), 0o644)
 	}
 	fmt.Print(out.String())
 	return nil

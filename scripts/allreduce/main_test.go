@@ -51,7 +51,7 @@ Processor time, s/GB:
 	}
 }
 
-func TestReplace(t *testing.T) {
+func TestAround(t *testing.T) {
 	page := filepath.Join(t.TempDir(), "page.md")
 	for _, x := range []struct{ before, after string }{
 		{"a\n" + begin + end + "b\n", "a\n" + begin + "new\n" + end + "b\n"},
@@ -62,9 +62,9 @@ func TestReplace(t *testing.T) {
 		if err := os.WriteFile(page, []byte(x.before), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		err := replace(page, "new\n")
-		got, _ := os.ReadFile(page)
-		if (err != nil) != (x.after == "") || err == nil && string(got) != x.after {
+		head, tail, err := around(page)
+		got := head + "new\n" + tail
+		if (err != nil) != (x.after == "") || err == nil && got != x.after {
 			t.Errorf("%q: %q (%v), want %q", x.before, got, err, x.after)
 		}
 	}

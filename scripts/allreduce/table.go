@@ -119,16 +119,16 @@ func load() string {
 
 const begin, end = "<!-- tables of scripts/allreduce -->\n", "<!-- end of tables -->\n"
 
-// replace puts tables into a page, in the place of those that it has.
-func replace(page, tables string) error {
+// around is what a page has before and after the tables of the last run.
+func around(page string) (before, after string, err error) {
 	text, err := os.ReadFile(page)
 	if err != nil {
-		return err
+		return "", "", err
 	}
 	before, rest, ok := strings.Cut(string(text), begin)
 	_, after, ended := strings.Cut(rest, end)
 	if !ok || !ended {
-		return fmt.Errorf("%s has no place for tables: a line %q, later a line %q", page, begin, end)
+		return "", "", fmt.Errorf("%s has no place for tables: a line %q, later a line %q", page, begin, end)
 	}
-	return os.WriteFile(page, []byte(before+begin+tables+end+after), 0o644)
+	return before + begin, end + after, nil
 }
