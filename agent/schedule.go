@@ -2,7 +2,6 @@ package agent
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"time"
 
@@ -218,17 +217,6 @@ func (a *Agent) link(l int) Link {
 		return Link{Net: a.net, Cost: assumed}
 	}
 	return a.Schedule.Links[l]
-}
-
-// touch reads a byte of every page, so that the system provides them now, and not
-// while a replay measures.
-func (s *session) touch() (sum byte) {
-	for _, r := range append(slices.Clone(s.inputs), s.output) {
-		for at := 0; at < len(r.bytes); at += os.Getpagesize() {
-			sum += r.bytes[at]
-		}
-	}
-	return sum
 }
 
 // region is where a bucket lies for the generation of an iteration.

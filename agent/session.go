@@ -59,7 +59,9 @@ func (a *Agent) newSession(l *layout) (*session, error) {
 		s.inputs = append(s.inputs, r)
 	}
 	if replay {
-		s.touch()
+		for _, r := range append(slices.Clone(s.inputs), s.output) {
+			Touch(r.bytes)
+		}
 	}
 	return s, nil
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"weft/cluster"
-	"weft/internal/near"
 	"weft/plan"
 )
 
@@ -27,11 +26,6 @@ const (
 var algorithmNames = []string{"ring", "direct", "exchange", "dissemination"}
 
 func (a Algorithm) String() string { return algorithmNames[a] }
-
-// ParseAlgorithm is the inverse of [Algorithm.String].
-func ParseAlgorithm(s string) (Algorithm, error) {
-	return near.Parse[Algorithm]("algorithm", s, algorithmNames)
-}
 
 // Program is what one host does in one collective: it sends its Sends in order and,
 // at the same time, receives its Recvs in order. The two lists wait for each other

@@ -18,9 +18,11 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// build needs rights that not everybody has who runs the tests; WEFT_TEST_LAB says that
+// they are there.
 func build(t testing.TB, c Config) *Lab {
 	l, err := New(c)
-	if errors.As(err, new(*PermissionError)) {
+	if errors.As(err, new(*PermissionError)) && os.Getenv("WEFT_TEST_LAB") == "" {
 		t.Skip(err)
 	}
 	if err != nil {

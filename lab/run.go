@@ -30,21 +30,6 @@ type RunConfig struct {
 	Out, Err io.Writer
 }
 
-// Failed is how a run ended in which the command failed.
-type Failed struct {
-	Code int   // of the first that failed, as the shell has it
-	Err  error // nil: it has been printed
-}
-
-func (e *Failed) Error() string {
-	if e.Err == nil {
-		return fmt.Sprint("exit code ", e.Code)
-	}
-	return e.Err.Error()
-}
-
-func (e *Failed) Unwrap() error { return e.Err }
-
 // Run runs a command on each host of a new lab until all have ended. Where the user
 // may not make one, it runs this program again, in a user namespace in which it may. A first
 // SIGINT or SIGTERM is passed on to the hosts, a second one kills them.
@@ -61,13 +46,8 @@ func Run(ctx context.Context, c RunConfig, command []string) (err error) {
 		return err
 	}
 	defer func() { err = cmp.Or(err, l.Close()) }()
-	dir, err := os.MkdirTemp("", launch.DirPrefix)
+	dir, keeper, err := launch.MakeTemp(c.Keep...)
 	if err != nil {
-		return err
-	}
-	keeper, err := launch.NewKeeper(dir, nil, c.Keep...)
-	if err != nil {
-		os.RemoveAll(dir)
 		return err
 	}
 	defer func() { err = cmp.Or(err, keeper.Close()) }()
@@ -82,7 +62,7 @@ func Run(ctx context.Context, c RunConfig, command []string) (err error) {
 	g, err := launch.Start(ctx, launch.Config{
 		Env: client, Command: command, Place: launch.Place{Workers: c.Hosts, World: c.Hosts}, Out: c.Out, Err: c.Err, Keeper: keeper, Signals: signals,
 		Prepare: func(host int) ([]string, error) {
-			return environment(host, c.Hosts, secret), l.Enter(host)
+			return l.Environment(host, masterPort, secret), l.Enter(host)
 		},
 	})
 	if err != nil {
@@ -93,18 +73,19 @@ func Run(ctx context.Context, c RunConfig, command []string) (err error) {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case first != nil:
-		return &Failed{first.Code, fmt.Errorf("host %d ended: %s", first.Rank, first.How())}
+		return &launch.Failed{Code: first.Code, Err: fmt.Errorf("host %d ended: %s", first.Rank, first.How())}
 	}
 	return nil
 }
 
-// environment is what launchers give to workers, for one worker a host, and to
-// launchers that are started on the hosts.
-func environment(host, hosts int, secret string) []string {
+// Environment is what launchers give to workers, for one worker a host, and to
+// launchers that are started on the hosts: those of one training, which has a port of
+// host 0 and the file of a secret.
+func (l *Lab) Environment(host, port int, secret string) []string {
 	return []string{
-		fmt.Sprint("RANK=", host), fmt.Sprint("WORLD_SIZE=", hosts), "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1",
-		fmt.Sprint("MASTER_ADDR=", Addr(0)), fmt.Sprint("MASTER_PORT=", masterPort),
-		fmt.Sprint("WEFT_NODES=", hosts), fmt.Sprint("WEFT_NODE_RANK=", host), "WEFT_SECRET_FILE=" + secret,
+		fmt.Sprint("RANK=", host), fmt.Sprint("WORLD_SIZE=", l.Hosts), "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1",
+		fmt.Sprint("MASTER_ADDR=", Addr(0)), fmt.Sprint("MASTER_PORT=", port),
+		fmt.Sprint("WEFT_NODES=", l.Hosts), fmt.Sprint("WEFT_NODE_RANK=", host), "WEFT_SECRET_FILE=" + secret,
 		"GLOO_SOCKET_IFNAME=" + Interface, "NCCL_SOCKET_IFNAME=" + Interface,
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"weft/launch"
 
 	"golang.org/x/sys/unix"
 )
@@ -54,7 +55,7 @@ func asRoot(ctx context.Context, c *RunConfig, signals <-chan os.Signal, denied 
 			case ctx.Err() != nil:
 				return ctx.Err()
 			case errors.As(err, &exit):
-				return &Failed{Code: exit.ExitCode()} // it has said why
+				return &launch.Failed{Code: exit.ExitCode()} // it has said why
 			}
 			return err
 		}

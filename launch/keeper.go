@@ -60,6 +60,18 @@ func (k *Keeper) tell(format string, pid int) {
 	}
 }
 
+// MakeTemp makes a directory for what this process needs while it runs, and a keeper of it,
+// by the arguments of [NewKeeper].
+func MakeTemp(args ...string) (dir string, k *Keeper, err error) {
+	if dir, err = os.MkdirTemp("", DirPrefix); err != nil {
+		return "", nil, err
+	}
+	if k, err = NewKeeper(dir, nil, args...); err != nil {
+		os.RemoveAll(dir)
+	}
+	return dir, k, err
+}
+
 // Close lets the keeper tidy up now, and waits until it has.
 func (k *Keeper) Close() error {
 	k.pipe.Close()

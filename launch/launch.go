@@ -87,6 +87,21 @@ func Fault(failed []*Exit, rank int) *Exit {
 	return nil
 }
 
+// Failed is how a run ended in which a worker failed.
+type Failed struct {
+	Code int   // of the worker whose fault it was, as far as is known, as the shell has it
+	Err  error // nil: it has been printed
+}
+
+func (e *Failed) Error() string {
+	if e.Err == nil {
+		return fmt.Sprint("exit code ", e.Code)
+	}
+	return e.Err.Error()
+}
+
+func (e *Failed) Unwrap() error { return e.Err }
+
 // Group is the workers of this host.
 type Group struct {
 	Config

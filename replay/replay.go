@@ -415,7 +415,7 @@ func (r *run) gather(ctx context.Context, cancel func(error)) error {
 			cancel(err)
 			return err
 		}
-		touch(p.worker.Output)
+		agent.Touch(p.worker.Output)
 		for b := range r.tensors {
 			for copy := range r.plan.Buffers {
 				at := p.worker.Welcome.Buckets[b].Region
@@ -428,15 +428,6 @@ func (r *run) gather(ctx context.Context, cancel func(error)) error {
 		}
 		return nil
 	})
-}
-
-// touch reads a byte of every page, so that the system provides them now and not
-// while time is measured.
-func touch(memory []byte) (sum byte) {
-	for at := 0; at < len(memory); at += os.Getpagesize() {
-		sum += memory[at]
-	}
-	return sum
 }
 
 // close ends all agents, and with them the players.

@@ -1,7 +1,6 @@
 package transport
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -44,7 +43,7 @@ func Names(getenv func(string) string) string {
 // Names chooses among the interfaces: a list of prefixes, with commas; after "="
 // of whole names; after "^" those that are not to be used ("^=eth0,eth1").
 // Empty: all but docker's, unless there are no others. Route is the address of
-// this host that leads to the rendezvous, see [RouteTo]; it comes first, and
+// this host that leads to the rendezvous, if it is known; it comes first, and
 // its family does on every interface. Without a route, or if it is no good to
 // others, private addresses come before public ones.
 //
@@ -177,15 +176,4 @@ func Interfaces() ([]Interface, error) {
 		out = append(out, i)
 	}
 	return out, nil
-}
-
-// RouteTo is the address of this host from which the system would send to
-// another, host:port. Nothing is sent but what finding out a name takes.
-func RouteTo(ctx context.Context, address string) (netip.Addr, error) {
-	c, err := new(net.Dialer).DialContext(ctx, "udp", address)
-	if err != nil {
-		return netip.Addr{}, fmt.Errorf("route to %s: %w", address, err)
-	}
-	defer c.Close()
-	return c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(), nil
 }

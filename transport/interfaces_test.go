@@ -91,16 +91,13 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// This host's own interfaces and routes.
+// This host's own interfaces.
 func TestThisHost(t *testing.T) {
 	ins, err := Interfaces()
 	if err != nil {
 		t.Fatal(err)
 	}
-	route, err := RouteTo(t.Context(), "127.0.0.1:1")
-	if err != nil || !route.IsLoopback() {
-		t.Fatal(route, err)
-	}
+	route := netip.MustParseAddr("127.0.0.1")
 	locals, err := ChooseLocal(ins, "", route, false)
 	if err != nil || locals[0].Addr != route {
 		t.Errorf("of %s: %v, %v", fmt.Sprint(ins), locals, err)

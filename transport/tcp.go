@@ -47,7 +47,7 @@ func Listen(ctx context.Context, address string) (*Listener, error) {
 	if ip, err := netip.ParseAddr(host); host == "" || err == nil && ip.IsUnspecified() {
 		return nil, fmt.Errorf("listen on %s: name one address of this host, so that the others of it stay closed", address)
 	}
-	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
+	lc := net.ListenConfig{KeepAliveConfig: KeepAlive}
 	l, err := lc.Listen(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
@@ -66,7 +66,8 @@ func (l *Listener) Close() error { return l.l.Close() }
 // four probes.
 const silence = 8 * time.Second
 
-var keepAlive = net.KeepAliveConfig{Enable: true, Idle: silence / 2, Interval: silence / 8, Count: 4}
+// KeepAlive finds a peer that is silent for as long.
+var KeepAlive = net.KeepAliveConfig{Enable: true, Idle: silence / 2, Interval: silence / 8, Count: 4}
 
 const (
 	handshakeTime = 5 * time.Second // the most for one handshake
@@ -395,7 +396,7 @@ func (m *meeting) dial(ctx context.Context, rank, i int, slots chan struct{}) {
 
 // call is one try. An error may be temporary, unless it is a Refusal that is not.
 func (m *meeting) call(ctx context.Context, rank, i int) error {
-	d := net.Dialer{Timeout: handshakeTime, KeepAliveConfig: keepAlive}
+	d := net.Dialer{Timeout: handshakeTime, KeepAliveConfig: KeepAlive}
 	c, err := d.DialContext(ctx, "tcp", m.o.Addrs[rank])
 	if err != nil {
 		return err

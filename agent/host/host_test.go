@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 	}
 	if err := act(); err != nil {
 		fmt.Fprintln(os.Stderr, "weft:", err)
-		if f, ok := errors.AsType[*Failed](err); ok {
+		if f, ok := errors.AsType[*launch.Failed](err); ok {
 			os.Exit(f.Code)
 		}
 		os.Exit(1)

@@ -16,15 +16,6 @@ import (
 	"weft/python"
 )
 
-// Failed is how a training ended of which a worker of this host failed.
-type Failed struct {
-	Code int // of the worker whose fault it was, as far as is known, as the shell has it
-	Err  error
-}
-
-func (e *Failed) Error() string { return e.Err.Error() }
-func (e *Failed) Unwrap() error { return e.Err }
-
 // Run runs command on the workers of this host, with an agent beside them, until all
 // have ended. A first SIGINT or SIGTERM is passed on to the workers, a second one kills
 // them.
@@ -34,13 +25,8 @@ func Run(ctx context.Context, c Config, command []string) (err error) {
 	defer signal.Stop(signals)
 	c.Err = &lines{w: c.Err}
 
-	dir, err := os.MkdirTemp("", launch.DirPrefix)
+	dir, keeper, err := launch.MakeTemp(c.Keep...)
 	if err != nil {
-		return err
-	}
-	keeper, err := launch.NewKeeper(dir, nil, c.Keep...)
-	if err != nil {
-		os.RemoveAll(dir)
 		return err
 	}
 	defer func() { err = cmp.Or(err, keeper.Close()) }()
@@ -100,5 +86,5 @@ func outcome(ctx context.Context, failed []*launch.Exit, failure error) error {
 	case x == nil:
 		return failure
 	}
-	return &Failed{x.Code, cmp.Or[error](failure, x)}
+	return &launch.Failed{Code: x.Code, Err: cmp.Or[error](failure, x)}
 }

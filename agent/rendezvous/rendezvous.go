@@ -295,7 +295,7 @@ func (c *Config) warn(format string, args ...any) {
 }
 
 func (c *Config) try(ctx context.Context, address string) (net.Conn, error) {
-	d := net.Dialer{Timeout: handshakeTime, KeepAliveConfig: keepAlive}
+	d := net.Dialer{Timeout: handshakeTime, KeepAliveConfig: transport.KeepAlive}
 	conn, err := d.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
@@ -327,9 +327,6 @@ func promising(err error) bool {
 }
 
 var passing = []syscall.Errno{syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EPIPE, syscall.ETIMEDOUT}
-
-// keepAlive finds a host that is silent within 8 seconds.
-var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 4 * time.Second, Interval: time.Second, Count: 4}
 
 // part tells the other side why this one leaves, and waits until it has read it.
 func part(conn net.Conn, err error) {

@@ -38,7 +38,7 @@ func newServer(ctx context.Context, c *Config) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
+	lc := net.ListenConfig{KeepAliveConfig: transport.KeepAlive}
 	l, err := lc.Listen(ctx, "tcp", at)
 	if err != nil {
 		return nil, err

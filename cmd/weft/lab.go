@@ -1,8 +1,6 @@
 package main
 
 import (
-	"cmp"
-	"errors"
 	"os"
 	"strconv"
 
@@ -54,11 +52,7 @@ make namespaces of their own.`,
 		}
 		orderly.Store(true)
 		again := append([]string{"lab", "--hosts", strconv.Itoa(config.Hosts), "--rate", *rate, "--"}, args...)
-		err := lab.Run(cmd.Context(), lab.RunConfig{Config: config, Keep: []string{keep}, Again: again, Getenv: os.Getenv, Out: c.Out, Err: c.Err}, args)
-		if failed, ok := errors.AsType[*lab.Failed](err); ok {
-			return cli.Exit(failed.Code, cmp.Or(failed.Err, cli.ErrNo)) // who ran again has said why
-		}
-		return err
+		return passed(lab.Run(cmd.Context(), lab.RunConfig{Config: config, Keep: []string{keep}, Again: again, Getenv: os.Getenv, Out: c.Out, Err: c.Err}, args))
 	}
 	return cmd
 }

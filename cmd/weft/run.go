@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -67,15 +68,19 @@ a signal) is that of weft run.`,
 			return cli.Usagef("--timeout %v is negative", *timeout)
 		}
 		orderly.Store(true)
-		err = host.Run(cmd.Context(), host.Config{
+		return passed(host.Run(cmd.Context(), host.Config{
 			Place: place, Weft: version, Timeout: *timeout, Getenv: os.Getenv, Keep: []string{keep}, Out: c.Out, Err: c.Err,
-		}, args)
-		if failed, ok := errors.AsType[*host.Failed](err); ok {
-			return cli.Exit(failed.Code, failed)
-		}
-		return err
+		}, args))
 	}
 	return cmd
+}
+
+// passed passes the exit code of what weft has run on.
+func passed(err error) error {
+	if failed, ok := errors.AsType[*launch.Failed](err); ok {
+		return cli.Exit(failed.Code, cmp.Or(failed.Err, cli.ErrNo))
+	}
+	return err
 }
 
 // fromEnv takes a flag that is not given from the environment.

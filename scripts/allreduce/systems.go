@@ -98,10 +98,7 @@ func (o options) start(ctx context.Context, s setting, world int) (t *theatre, e
 			err = errors.Join(err, t.close())
 		}
 	}()
-	if t.dir, err = os.MkdirTemp("", launch.DirPrefix); err != nil {
-		return t, err
-	}
-	if t.keeper, err = launch.NewKeeper(t.dir, nil, "keep"); err != nil {
+	if t.dir, t.keeper, err = launch.MakeTemp("keep"); err != nil {
 		return t, err
 	}
 	if s.apart {
@@ -179,11 +176,7 @@ func (t *theatre) weftRun(port int, env []string, command ...string) error {
 		return t.launch(1, nil, env, run(t.world)...)
 	}
 	return t.launch(t.world, func(host int) ([]string, error) {
-		return []string{
-			fmt.Sprint("MASTER_ADDR=", lab.Addr(0)), fmt.Sprint("MASTER_PORT=", port),
-			fmt.Sprint("WEFT_NODES=", t.world), fmt.Sprint("WEFT_NODE_RANK=", host), "WEFT_SECRET_FILE=" + t.path("secret"),
-			"GLOO_SOCKET_IFNAME=" + lab.Interface,
-		}, t.lab.Enter(host)
+		return t.lab.Environment(host, port, t.path("secret")), t.lab.Enter(host)
 	}, env, run(1)...)
 }
 
