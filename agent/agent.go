@@ -115,11 +115,15 @@ type call struct {
 const (
 	// stuck is how long a worker may take to make room for a message of a few bytes.
 	stuck = 10 * time.Second
+	// strangers is how many connections there may be beyond one a worker. How long one
+	// is silent has no bound: between its connection and hello a worker loads its data.
+	strangers = 64
 	// ahead is how many calls a worker may make that the others have yet to make.
 	ahead = 8
 	// explanation is how long after its connection the end of a process may follow.
 	explanation = 2 * time.Second
 	tick        = time.Second
+	breath      = 10 * time.Millisecond // after no connection could be taken
 )
 
 // Listen makes the socket. Agents run on Linux alone.
@@ -367,18 +371,23 @@ func (a *Agent) accept() {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil {
+		if err != nil { // no descriptors, say: those that are here go on
 			a.mu.Lock()
-			a.failf(-1, "the agent's socket: %w", err)
+			a.warn(&engine.Failure{Rank: -1, Bucket: -1, Err: fmt.Errorf("the agent takes no connections for now: %w", err)})
 			a.mu.Unlock()
-			return
+			time.Sleep(breath)
+			continue
 		}
 		a.mu.Lock()
-		if !a.closed {
+		switch {
+		case a.closed:
+			conn.Close()
+		case len(a.conns) == len(a.workers)+strangers:
+			tell(conn, &engine.Failure{Rank: -1, Bucket: -1, Err: fmt.Errorf("the agent has %d connections, for %d workers: it takes no more", len(a.conns), len(a.workers))})
+			conn.Close()
+		default:
 			a.conns[conn] = struct{}{}
 			a.running.Go(func() { a.serve(conn) })
-		} else {
-			conn.Close()
 		}
 		a.mu.Unlock()
 	}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"weft/agent"
 	"weft/agent/protocol"
@@ -68,7 +69,7 @@ func newHost(t *testing.T, c agent.Config) *host {
 
 // shortDir is a new directory whose path is short enough for sockets.
 func shortDir(t testing.TB) string {
-	dir, err := os.MkdirTemp("", "weft-")
+	dir, err := os.MkdirTemp("", "weft-agent-test-")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -532,5 +533,97 @@ func BenchmarkBucket(b *testing.B) {
 			}
 			wg.Wait()
 		})
+	}
+}
+
+// Connections that say nothing take no place from workers, and there may be so many of
+// them; who comes then is told why it is not served.
+func TestStrangers(t *testing.T) {
+	h := local(t, 2, 0)
+	var silent []*worker.Worker
+	for range 65 {
+		silent = append(silent, h.dial(0))
+	}
+	var told *worker.Error
+	if err := silent[64].Hello(tensors("float32")); !errors.As(err, &told) || told.Message != "the agent has 66 connections, for 2 workers: it takes no more" {
+		t.Errorf("the last was told: %v", err)
+	}
+	h.must(func(w *worker.Worker) error { return w.Hello(tensors("float32")) })
+	for _, w := range silent {
+		w.Close()
+	}
+	h.must((*worker.Worker).Goodbye)
+	<-h.agent.Done()
+	if err := h.agent.Err(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Where no descriptor is left for a connection, the agent goes on, and takes it when
+// there is.
+func TestNoDescriptors(t *testing.T) {
+	warned := make(chan string, 1)
+	a, err := agent.Listen(agent.Config{World: 1, Ranks: []int{0}, Socket: filepath.Join(shortDir(t), "agent"), Warn: func(s string) { warned <- s }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	w, err := worker.Dial(a.Socket, 0, 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if err := w.Hello(tensors("float32", 1)); err != nil {
+		t.Fatal(err)
+	}
+
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Setrlimit(unix.RLIMIT_NOFILE, &before)
+	late, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(late)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: before.Max}); err != nil {
+		t.Fatal(err)
+	}
+	var taken []int
+	giveBack := func() {
+		for _, fd := range taken {
+			unix.Close(fd)
+		}
+		taken = nil
+	}
+	defer giveBack()
+	for err == nil {
+		var fd int
+		if fd, err = unix.FcntlInt(uintptr(late), unix.F_DUPFD_CLOEXEC, 0); err == nil {
+			taken = append(taken, fd)
+		}
+	}
+	if err := unix.Connect(late, &unix.SockaddrUnix{Name: a.Socket}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-a.Done():
+		t.Fatalf("training has ended: %v", a.Err())
+	case s := <-warned:
+		if !strings.Contains(s, "takes no connections for now") || !strings.Contains(s, "too many open files") {
+			t.Errorf("warned: %s", s)
+		}
+	}
+	giveBack()
+	m, err := protocol.Message{Kind: protocol.KindHello}.With(protocol.Hello{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Write(late, m.Append(nil)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := unix.Read(late, make([]byte, 1)); n != 1 || err != nil {
+		t.Errorf("nobody answered: %d, %v", n, err) // of a hello that is none
 	}
 }
