@@ -77,6 +77,7 @@ type Agent struct {
 	wanted []bool   // by host: it is gone while something of it was waited for
 	news   []uint64 // by host: how many it has been told
 	asked  string   // what the others were last asked about
+	awaits []*waits // by host: what it has last asked about
 
 	asking map[uint64]time.Duration // agreements that are under way, since when
 
@@ -450,6 +451,7 @@ func (a *Agent) take(conn *net.UnixConn, who *int, m protocol.Message) error {
 		}
 		*who = w
 		a.gather(hellos)
+		a.cross()
 		return nil
 	}
 	if *who < 0 {
@@ -464,6 +466,7 @@ func (a *Agent) take(conn *net.UnixConn, who *int, m protocol.Message) error {
 			return nil
 		}
 		a.step(engine.Event{Kind: engine.Ready, Rank: rank, Bucket: m.Index, Iteration: m.Iteration})
+		a.cross()
 	case protocol.KindBoundary, protocol.KindOp:
 		if a.session == nil || a.workers[w].hello != nil {
 			a.failf(rank, "rank %d ended %v %d before it was welcome", rank, m.Kind, m.Index)
@@ -476,6 +479,7 @@ func (a *Agent) take(conn *net.UnixConn, who *int, m protocol.Message) error {
 			return nil
 		}
 		a.gather(calls)
+		a.cross()
 	case protocol.KindGoodbye:
 		a.workers[w].bye = true
 		return errors.New("it said goodbye") // an exit code may yet say otherwise
@@ -608,6 +612,48 @@ func (a *Agent) gather(g gathering) {
 	if all && (a.alone() || a.net != nil) {
 		g.do(a)
 	}
+}
+
+// cross ends training where a worker gathers for what another one does later or never:
+// that one waits for gradients, which the first has yet to send. Both would for ever.
+func (a *Agent) cross() {
+	if a.ended || a.session == nil {
+		return
+	}
+	for _, g := range []gathering{hellos, calls} {
+		for w := range a.workers {
+			if !g.here(&a.workers[w]) {
+				continue
+			}
+			if f := a.crossed(fmt.Sprintf("rank %d %s", a.Ranks[w], g.what), a.Ranks[w], a.session.engine.Declared(w)); f != nil {
+				a.fail(f)
+				return
+			}
+		}
+	}
+	for host, w := range a.awaits {
+		if w == nil || w.Agreement == nil || *w.Agreement < a.agreements || w.Session != a.session.epoch {
+			continue
+		}
+		rank := a.first(host)
+		if f := a.crossed(fmt.Sprintf("rank %d says hello or makes a call", rank), rank, w.Declared); f != nil {
+			a.fail(f)
+			return
+		}
+	}
+}
+
+// crossed is how somebody who gathers, and has declared so many generations before, can
+// wait for ever for a worker of this host; nil: it cannot.
+func (a *Agent) crossed(what string, rank, declared int) *engine.Failure {
+	for w := range a.workers {
+		x := &a.workers[w]
+		if hellos.here(x) || calls.here(x) || a.session.engine.Declared(w) <= declared {
+			continue
+		}
+		return &engine.Failure{Rank: rank, Bucket: -1, Err: fmt.Errorf("%s, while rank %d waits for its gradients: every rank must do the same in the same order", what, a.Ranks[w])}
+	}
+	return nil
 }
 
 // overdue ends training when workers have gathered for too long, and warns before

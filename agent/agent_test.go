@@ -346,6 +346,8 @@ func TestRefused(t *testing.T) {
 			return barrier(w)
 		}},
 		{"a call beside hello", "every rank must do the same", model, barrier, model},
+		{"a call in place of a step", "rank 1 makes a call, while rank 0 waits for its gradients", model, func(w *worker.Worker) error { w.Ready(0, 0); return done(w) }, barrier},
+		{"hello in place of a step", "rank 1 says hello, while rank 0 waits for its gradients", model, func(w *worker.Worker) error { w.Ready(0, 0); return done(w) }, model},
 		{"a call after the end", "rank 0 makes a call, and rank 1 has ended", model, barrier, func(w *worker.Worker) error { w.Goodbye(); return nil }},
 		{"a step after the end", "rank 1 has ended its training and rank 0 goes on", model, func(w *worker.Worker) error { w.Ready(0, 0); return done(w) }, func(w *worker.Worker) error { w.Goodbye(); return nil }},
 	} {

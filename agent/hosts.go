@@ -49,6 +49,7 @@ func (a *Agent) meet() {
 	defer close(a.hasMet)
 	a.net, a.hosts = net, hosts
 	a.parted, a.wanted, a.news = make([]bool, len(hosts)), make([]bool, len(hosts)), make([]uint64, len(hosts))
+	a.awaits = make([]*waits, len(hosts))
 	var told *protocol.Failed
 	var ended *rendezvous.Ended
 	switch {
@@ -113,6 +114,7 @@ type news struct {
 type waits struct {
 	Agreement *uint64 `json:"agreement,omitzero"` // or else a transfer
 	Session   uint64  `json:"session"`
+	Declared  int     `json:"declared"` // generations that all its workers have declared
 	Link      int     `json:"link"`
 	Instance  int     `json:"instance"`
 }
@@ -147,6 +149,8 @@ func (a *Agent) hear(host int, n news, err error) bool {
 			a.lostHost(host, transport.ErrLeft)
 		}
 	case n.Waits != nil && !a.ended:
+		a.awaits[host] = n.Waits
+		a.cross()
 		if f := a.behind(n.Waits); f != nil {
 			a.warn(f)
 			late := describe(f)
@@ -236,6 +240,12 @@ func (a *Agent) askHosts() {
 			return
 		}
 		w.Agreement = &op
+		if a.session != nil {
+			w.Session, w.Declared = a.session.epoch, a.session.engine.Declared(0)
+			for i := range a.workers {
+				w.Declared = min(w.Declared, a.session.engine.Declared(i))
+			}
+		}
 	} else if a.session != nil {
 		link, instance, ok := a.session.engine.LateTransfer(a.now(), a.Patience)
 		if !ok {

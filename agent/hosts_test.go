@@ -345,6 +345,28 @@ func TestLate(t *testing.T) {
 	}
 }
 
+// A call that one host makes, and the other does not before it waits for gradients.
+func TestCrossed(t *testing.T) {
+	hosts, _ := newHosts(t, collective.Layout{1, 1}, networks["memory"], agent.Config{Patience: time.Millisecond})
+	must(t, hosts, func(w *worker.Worker) error { return w.Hello(tensors("float32", 4)) })
+	must(t, hosts, ready)
+	want := "rank 1 says hello or makes a call, while rank 0 waits for its gradients"
+	for rank, err := range everywhere(hosts, func(w *worker.Worker) error {
+		if w.Rank == 1 {
+			return barrier(w)
+		}
+		if err := w.Ready(0, 1); err != nil {
+			return err
+		}
+		_, _, err := w.Done()
+		return err
+	}) {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("rank %d: %v, want %q", rank, err, want)
+		}
+	}
+}
+
 func ready(w *worker.Worker) error {
 	if err := w.Ready(0, 0); err != nil {
 		return err

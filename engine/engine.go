@@ -356,6 +356,18 @@ func (e *Engine) ready(now time.Duration, w, b, iteration int) *Failure {
 	return e.abandoned(b)
 }
 
+// Declared is how many generations the worker at a place of Ranks has declared with
+// all their buckets.
+func (e *Engine) Declared(worker int) int {
+	last := -1
+	for b := range e.buckets {
+		if d := e.buckets[b].declared[worker]; b == 0 || d < last {
+			last = d
+		}
+	}
+	return last + 1
+}
+
 // finish notes that a transfer is done.
 func (e *Engine) finish(l, instance int) *Failure {
 	if l < 0 || l >= len(e.links) {
