@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"strings"
 
 	"weft/agent/protocol"
 	"weft/cluster"
@@ -17,6 +18,7 @@ const (
 	callBytes   = 4 << 20 // for the calls under way, together
 	bucketAlign = 64      // a cache line, which two buckets never share
 	regionBytes = 1 << 46 // of all buckets: more than any host has
+	own         = "weft." // begins the names of tensors that are the client's, not the model's
 )
 
 // layout is what the workers' tensors become: a plan, and a place for everything.
@@ -73,13 +75,19 @@ func newJob(tensors []protocol.Tensor) (*job.Job, error) {
 
 // differ tells the first thing in which two workers' hellos differ, or nil.
 func differ(a, b *protocol.Hello) error {
+	var models error
 	for k := range max(len(a.Tensors), len(b.Tensors)) {
 		x, y := tensor(a, k), tensor(b, k)
-		if x != y {
-			return fmt.Errorf("the workers train different models: tensor %d is %s on rank %d, %s on rank %d", k, x, a.Rank, y, b.Rank)
+		if x == y {
+			continue
+		}
+		models = fmt.Errorf("the workers train different models: tensor %d is %s on rank %d, %s on rank %d", k, x, a.Rank, y, b.Rank)
+		if !strings.HasPrefix(x, own) && !strings.HasPrefix(y, own) {
+			break // the client's own differ because another one does, which says more
 		}
 	}
 	return cmp.Or(
+		models,
 		unequal(a, b, "weft", a.Weft, b.Weft),
 		unequal(a, b, "bucket_bytes", a.BucketBytes, b.BucketBytes),
 		unequal(a, b, "first_bucket_bytes", a.FirstBucket, b.FirstBucket),
