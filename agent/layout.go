@@ -15,11 +15,21 @@ import (
 )
 
 const (
-	callBytes   = 4 << 20 // for the calls under way, together
 	bucketAlign = 64      // a cache line, which two buckets never share
 	regionBytes = 1 << 46 // of all buckets: more than any host has
 	own         = "weft." // begins the names of tensors that are the client's, not the model's
 )
+
+// callBytes is how much a worker's calls under way may carry together. All workers of a
+// host and its output take no more than 64 MiB for that, as long as they are at most 15.
+// It depends on nothing that differs between hosts: large tensors are cut by it.
+func callBytes(world int) int64 {
+	n := int64(16 << 20)
+	for n > 4<<20 && n*int64(world+1) > 64<<20 {
+		n /= 2
+	}
+	return n
+}
 
 // layout is what the workers' tensors become: a plan, and a place for everything.
 // A bucket's tensors follow each other without gaps.

@@ -109,7 +109,7 @@ func (x *Schedule) layout(h *protocol.Hello, alone bool) (*layout, error) {
 func (l *layout) place(world int) error {
 	p, j := l.plan, l.job
 	l.welcome = protocol.Welcome{
-		Version: protocol.Version, World: world, CallBytes: callBytes, Digest: p.Digest(),
+		Version: protocol.Version, World: world, CallBytes: callBytes(world), Digest: p.Digest(),
 		Tensors: make([]protocol.Region, len(j.Tensors)), Buckets: []protocol.Bucket{},
 	}
 	w := &l.welcome
@@ -141,7 +141,7 @@ func (l *layout) place(world int) error {
 		at *= int64(p.Buffers)
 	}
 	w.CallOffset = at
-	w.InputBytes, w.OutputBytes = at+callBytes, at+callBytes
+	w.InputBytes, w.OutputBytes = at+w.CallBytes, at+w.CallBytes
 	return nil
 }
 

@@ -270,8 +270,9 @@ func (a *Agent) call() {
 // check returns how many bytes a call carries, and refuses one that cannot be done.
 func (a *Agent) check(c *protocol.Call) (bytes int64, err error) {
 	_, bytes, err = a.reduction(c)
-	if err == nil && (bytes < 0 || c.At < 0 || c.From < 0 || c.At%bucketAlign != 0 || c.At > callBytes-bytes) {
-		err = fmt.Errorf("%v: calls carry at most %d bytes, and this one's begin at %d", c, callBytes, c.At)
+	most := callBytes(a.World)
+	if err == nil && (bytes < 0 || c.At < 0 || c.From < 0 || c.At%bucketAlign != 0 || c.At > most-bytes) {
+		err = fmt.Errorf("%v: calls carry at most %d bytes, and this one's begin at %d", c, most, c.At)
 	}
 	if c.Kind == protocol.Broadcast && (c.Root < 0 || c.Root >= a.World) {
 		err = fmt.Errorf("%v: there are %d ranks", c, a.World)
@@ -308,7 +309,7 @@ func (a *Agent) reduction(c *protocol.Call) (r collective.Reduction, bytes int64
 	default:
 		return r, 0, fmt.Errorf("no operation %q; there are sum, mean, min and max", c.Op)
 	}
-	return r, min(c.Elements, callBytes+1) * d.Bytes(), reducible(d)
+	return r, min(c.Elements, callBytes(a.World)+1) * d.Bytes(), reducible(d)
 }
 
 // collective does a call in the part of the regions that is for calls. op is the

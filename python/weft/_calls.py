@@ -19,6 +19,10 @@ from ._memory import dtype_name, view
 
 OPS = ("sum", "mean", "min", "max")
 _PLACES = 4
+# A tensor goes in this many parts, of no more than a place and no less than so many bytes: enough of them to reduce one while
+# others are copied, and few, because each is a message to the agent and back.
+_PARTS = 8
+_LEAST_PART = 1 << 20
 _PLACE_ALIGN = 64  # bytes
 _ALIGN = 16  # bytes: no element type is larger
 
@@ -45,7 +49,7 @@ class Calls:
         name = dtype_name(tensor.dtype, "all_reduce: the tensor")
         whole = tensor.data.contiguous()  # the tensor itself, where it can be
         flat = whole.view(-1)
-        size = self._place // tensor.element_size()
+        size = min(self._place, max(_LEAST_PART, -(-_size(flat) // _PARTS))) // tensor.element_size()
         pieces = ([flat[at : at + size]] for at in range(0, flat.numel(), size))
 
         def request(number: int, piece: List[torch.Tensor]) -> Any:

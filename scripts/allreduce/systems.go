@@ -26,9 +26,9 @@ import (
 
 var (
 	// names are the systems, in the order of the first round.
-	names = []string{"gloo", "weft", "mpi", "engine"}
+	names = []string{"gloo", "weft", "copies", "mpi", "engine"}
 	// groups are the processes that the systems run in.
-	groups = map[string]string{"gloo": "python", "weft": "python", "mpi": "mpi", "engine": "engine"}
+	groups = map[string]string{"gloo": "python", "weft": "python", "copies": "python", "mpi": "mpi", "engine": "engine"}
 
 	//go:embed workers/worker.py
 	pythonWorker []byte
