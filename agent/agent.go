@@ -513,6 +513,9 @@ func (a *Agent) hello(conn *net.UnixConn, who int, m protocol.Message) (int, err
 	case a.workers[w].hello != nil:
 		return -1, fmt.Errorf("rank %d said hello twice", h.Rank)
 	}
+	if _, err := mode(h); err != nil {
+		return -1, fmt.Errorf("rank %d: %w", h.Rank, err)
+	}
 	x := &a.workers[w]
 	x.conn, x.pid, x.hello, x.since = conn, h.Pid, h, a.now()
 	return w, nil

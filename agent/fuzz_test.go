@@ -15,7 +15,7 @@ func FuzzWorker(f *testing.F) {
 	call := func(payload string) []byte {
 		return protocol.Message{Kind: protocol.KindCall, Payload: []byte(payload)}.Append(nil)
 	}
-	hello := []byte(`{"version": 1, "world": 1, "tensors": [{"name": "w", "elements": 5, "dtype": "float32"}]}`)
+	hello := []byte(`{"version": 2, "mode": "per-tensor", "boundaries": true, "world": 1, "tensors": [{"name": "w", "elements": 5, "dtype": "float32"}]}`)
 	f.Add(protocol.Message{Kind: protocol.KindReady}.Append(nil))
 	f.Add(protocol.Message{Kind: protocol.KindGoodbye}.Append(nil))
 	f.Add(protocol.Message{Kind: protocol.KindReady, Index: 7, Iteration: 1}.Append(nil))
@@ -23,6 +23,8 @@ func FuzzWorker(f *testing.F) {
 	f.Add(call(`{"kind": "all-reduce", "op": "mean", "dtype": "float32", "elements": 7}`))
 	f.Add(call(`{"kind": "broadcast", "bytes": 12}`))
 	f.Add(call(`{"kind": "barrier"}`))
+	f.Add(protocol.Message{Kind: protocol.KindBoundary, Iteration: 1}.Append(nil))
+	f.Add(protocol.Message{Kind: protocol.KindHello, Payload: []byte(`{"version": 2, "world": 1, "mode": "sometimes", "tensors": []}`)}.Append(nil))
 	f.Fuzz(func(t *testing.T, said []byte) {
 		a, err := agent.Listen(agent.Config{World: 1, Ranks: []int{0}, Socket: shortDir(t) + "/agent"})
 		if err != nil {

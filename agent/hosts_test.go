@@ -249,7 +249,7 @@ func testHostsFail(t *testing.T, network network) {
 		}},
 		{"a worker lost early", "rank 2 is lost: its connection ended (", func(w *worker.Worker) error {
 			if w.Rank == 2 {
-				m, err := protocol.Message{Kind: protocol.KindHello}.With(protocol.Hello{Version: 1, Rank: 2, World: 3, Tensors: []protocol.Tensor{{Name: "w", Elements: 4, DType: "float32"}}})
+				m, err := protocol.Message{Kind: protocol.KindHello}.With(protocol.Hello{Version: protocol.Version, Rank: 2, World: 3, Tensors: []protocol.Tensor{{Name: "w", Elements: 4, DType: "float32"}}})
 				return errors.Join(err, w.Send(m), w.Close())
 			}
 			if err := oneTensor(w); err != nil {

@@ -83,6 +83,15 @@ func newJob(tensors []protocol.Tensor) (*job.Job, error) {
 	return j, j.Validate()
 }
 
+// mode is how a worker's tensors may be updated. One that does not say cannot do more
+// than wait for all gradients.
+func mode(h *protocol.Hello) (job.Mode, error) {
+	if h.Mode == "" {
+		return job.Global, nil
+	}
+	return job.ParseMode(h.Mode)
+}
+
 // differ tells the first thing in which two workers' hellos differ, or nil.
 func differ(a, b *protocol.Hello) error {
 	var models error
@@ -101,6 +110,8 @@ func differ(a, b *protocol.Hello) error {
 		unequal(a, b, "weft", a.Weft, b.Weft),
 		unequal(a, b, "bucket_bytes", a.BucketBytes, b.BucketBytes),
 		unequal(a, b, "first_bucket_bytes", a.FirstBucket, b.FirstBucket),
+		unequal(a, b, "mode", a.Mode, b.Mode),
+		unequal(a, b, "boundaries", a.Boundaries, b.Boundaries),
 	)
 }
 

@@ -102,18 +102,37 @@ func (x *Schedule) layout(h *protocol.Hello, alone bool) (*layout, error) {
 		return nil, fmt.Errorf("the plan is for other tensors (fingerprint %s) than the workers have (%s)", x.Plan.Tensors, fp)
 	}
 	l := &layout{job: x.Job, plan: x.Plan}
-	return l, l.place(h.World)
+	if err := l.place(h.World); err != nil {
+		return nil, err
+	}
+	l.describe()
+	return l, nil
+}
+
+// describe tells workers what they need to know of a plan that is not plain buckets.
+func (l *layout) describe() {
+	w := &l.welcome
+	w.Period = l.plan.Period
+	for _, g := range l.plan.Generations {
+		w.Ends = append(w.Ends, g.Last())
+	}
+	for _, u := range l.plan.Updates {
+		w.Updates = append(w.Updates, protocol.Update{Generation: u.Generation, At: u.At.String(), Iteration: u.Iteration, Tensors: u.Tensors})
+	}
 }
 
 // place gives every bucket its place: one copy for each buffer of the plan.
 func (l *layout) place(world int) error {
 	p, j := l.plan, l.job
 	l.welcome = protocol.Welcome{
-		Version: protocol.Version, World: world, CallBytes: callBytes(world), Digest: p.Digest(),
-		Tensors: make([]protocol.Region, len(j.Tensors)), Buckets: []protocol.Bucket{},
+		Version: protocol.Version, World: world, CallBytes: callBytes(world), Digest: p.Digest(), Policy: p.Policy,
+		Tensors: []protocol.Region{}, Buckets: []protocol.Bucket{},
 	}
 	w := &l.welcome
 	whole := wholeTensors(p, j)
+	if whole {
+		w.Tensors = make([]protocol.Region, len(j.Tensors))
+	}
 	at := int64(0)
 	for b := range p.Buckets {
 		x := protocol.Bucket{Tensors: p.Buckets[b].Tensors(), Region: protocol.Region{Offset: at, Bytes: p.Buckets[b].Bytes(j)}}
@@ -133,11 +152,8 @@ func (l *layout) place(world int) error {
 		w.Buckets = append(w.Buckets, x)
 		l.dtypes = append(l.dtypes, j.Tensors[x.Tensors[0]].Grad)
 	}
-	if p.Buffers > 1 || p.Period > 1 {
+	if p.Buffers > 1 {
 		w.Buffers, w.BufferBytes = p.Buffers, at
-		for i := range p.Generations {
-			w.Ends = append(w.Ends, p.Generations[i].Last())
-		}
 		at *= int64(p.Buffers)
 	}
 	w.CallOffset = at

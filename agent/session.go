@@ -37,6 +37,11 @@ func (a *Agent) newSession(l *layout) (*session, error) {
 		return nil, err
 	}
 	l.welcome.Ops = e.Ops()
+	for b := range l.plan.Buckets {
+		if g := e.Generations(b); len(g) < len(l.plan.Generations) {
+			l.welcome.Buckets[b].Generations = g
+		}
+	}
 	size := l.welcome.InputBytes
 	if err := enough(len(a.Ranks)+1, size); err != nil {
 		return nil, err

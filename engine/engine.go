@@ -256,6 +256,16 @@ func (e *Engine) gates(t *plan.Transfer, runs *running) (out gates, err error) {
 // Ops lists the ops whose ends are to be told, ascending.
 func (e *Engine) Ops() []job.OpID { return slices.Sorted(maps.Keys(e.ops)) }
 
+// Generations lists those of the period for which workers declare a bucket, ascending.
+func (e *Engine) Generations(bucket int) (out []int) {
+	for g, uses := range e.buckets[bucket].uses {
+		if uses {
+			out = append(out, g)
+		}
+	}
+	return out
+}
+
 // Step takes an event that happened at now, a time since any origin that never
 // goes back, and returns what is to be done, in this order. The result is valid
 // until the next call. After Abort, Step returns nothing.

@@ -15,7 +15,7 @@ import (
 )
 
 // Version of the protocol.
-const Version = 1
+const Version = 2
 
 // MaxPayload bounds what one message carries, bytes.
 const MaxPayload = 64 << 20
@@ -57,16 +57,21 @@ type Message struct {
 
 // Hello says who a worker is and what it trains.
 type Hello struct {
-	Version     int      `json:"version"`
-	Weft        string   `json:"weft"`
-	Rank        int      `json:"rank"`
-	World       int      `json:"world"`
-	LocalRank   int      `json:"local_rank"`
-	Pid         int      `json:"pid"`
-	Torch       string   `json:"torch,omitzero"`
-	BucketBytes int64    `json:"bucket_bytes,omitzero"`
-	FirstBucket int64    `json:"first_bucket_bytes,omitzero"`
-	Tensors     []Tensor `json:"tensors"`
+	Version     int    `json:"version"`
+	Weft        string `json:"weft"`
+	Rank        int    `json:"rank"`
+	World       int    `json:"world"`
+	LocalRank   int    `json:"local_rank"`
+	Pid         int    `json:"pid"`
+	Torch       string `json:"torch,omitzero"`
+	BucketBytes int64  `json:"bucket_bytes,omitzero"`
+	FirstBucket int64  `json:"first_bucket_bytes,omitzero"`
+	// Mode says whether tensors may be updated one by one ("per-tensor"), or not before
+	// all gradients are reduced ("global"); left out: global.
+	Mode string `json:"mode,omitzero"`
+	// Boundaries says that this worker tells the ends of iterations.
+	Boundaries bool     `json:"boundaries,omitzero"`
+	Tensors    []Tensor `json:"tensors"`
 }
 
 // Tensor is one of a worker's gradients.
@@ -85,14 +90,18 @@ type Welcome struct {
 	OutputBytes int64    `json:"output_bytes"`
 	CallOffset  int64    `json:"call_offset"`
 	CallBytes   int64    `json:"call_bytes"`
-	Tensors     []Region `json:"tensors"`
+	Policy      string   `json:"policy"`  // that made the plan
+	Tensors     []Region `json:"tensors"` // empty if buckets have slices
 	Buckets     []Bucket `json:"buckets"`
 
-	// Of plans that need it: Buffers copies of all buckets, BufferBytes apart; Ends are
-	// the iterations of a period that end a generation.
+	// Of plans other than plain buckets: how many iterations a period has, which of
+	// them end a generation, and when each generation is applied.
+	Period  int      `json:"period,omitzero"`
+	Ends    []int    `json:"ends,omitzero"`
+	Updates []Update `json:"updates,omitzero"`
+	// Of plans that need more than one: Buffers copies of all buckets, BufferBytes apart.
 	Buffers     int   `json:"buffers,omitzero"`
 	BufferBytes int64 `json:"buffer_bytes,omitzero"`
-	Ends        []int `json:"ends,omitzero"`
 	// Ops are those whose ends the worker tells.
 	Ops []int32 `json:"ops,omitzero"`
 }
@@ -101,10 +110,9 @@ type Welcome struct {
 func (w *Welcome) Place(bucket, iteration int) Region {
 	r := w.Buckets[bucket].Region
 	if w.Buffers > 0 {
-		period := w.Ends[len(w.Ends)-1] + 1
-		g := iteration / period * len(w.Ends)
+		g := iteration / w.Period * len(w.Ends)
 		for _, last := range w.Ends {
-			if last < iteration%period {
+			if last < iteration%w.Period {
 				g++
 			}
 		}
@@ -126,6 +134,8 @@ type Bucket struct {
 	// Slices are the parts of tensors that the bucket has, one after the other, of plans
 	// that cut tensors; otherwise it has its tensors whole.
 	Slices []Slice `json:"slices,omitzero"`
+	// Generations of the period for which it is declared; left out: all.
+	Generations []int `json:"generations,omitzero"`
 }
 
 // Slice is Length elements of a tensor, from Offset.
@@ -133,6 +143,17 @@ type Slice struct {
 	Tensor int32 `json:"tensor"`
 	Offset int64 `json:"offset"`
 	Length int64 `json:"length"`
+}
+
+// Update says when a generation of the period is applied to which tensors. Iterations
+// are relative to the period.
+type Update struct {
+	Generation int `json:"generation"`
+	// At is "step": by optimizer.step() of Iteration; or "read": before the first read of
+	// the tensor in the iteration that follows it.
+	At        string  `json:"at"`
+	Iteration int     `json:"iteration"`
+	Tensors   []int32 `json:"tensors,omitzero"` // left out: all
 }
 
 // Call is a collective outside the plan.

@@ -12,13 +12,32 @@ import threading
 import unittest
 from typing import Any, Callable, Dict, List, Optional
 
-from weft._client import Client, Tensor, WeftError
+from weft._client import Bucket, Client, Slice, Tensor, Update, WeftError
 
-HELLO, WELCOME, READY, DONE, CALL, RETURNED, FAILED, GOODBYE = range(1, 9)
+HELLO, WELCOME, READY, DONE, CALL, RETURNED, FAILED, GOODBYE, BOUNDARY = range(1, 10)
 GOOD: Dict[str, Any] = {
-    "version": 1, "world": 1, "digest": "sha256:x", "input_bytes": 320, "output_bytes": 320, "call_offset": 64,
+    "version": 2, "world": 1, "digest": "sha256:x", "policy": "ddp", "input_bytes": 320, "output_bytes": 320, "call_offset": 64,
     "call_bytes": 256, "tensors": [{"offset": 0, "bytes": 12}], "buckets": [{"tensors": [0], "offset": 0, "bytes": 12}],
 }  # fmt: skip
+
+
+# A plan that cuts the tensor; of three iterations, the first two are a generation, which is applied one iteration later.
+PLANNED: Dict[str, Any] = dict(
+    GOOD, policy="deft", tensors=[], period=3, ends=[1, 2], buffers=2, buffer_bytes=64, call_offset=128, input_bytes=384,
+    output_bytes=384,
+    updates=[{"generation": 0, "at": "read", "iteration": 2, "tensors": [0]}, {"generation": 1, "at": "step", "iteration": 2}],
+    buckets=[{"tensors": [0], "offset": 0, "bytes": 12, "slices": [
+        {"tensor": 0, "offset": 2, "length": 1}, {"tensor": 0, "offset": 0, "length": 2},
+    ]}],
+)  # fmt: skip
+
+
+def planned(slices: Optional[List[List[int]]] = None, **bucket: Any) -> Dict[str, Any]:
+    """PLANNED with another bucket."""
+    if slices is not None:
+        bucket["slices"] = [dict(zip(("tensor", "offset", "length"), s)) for s in slices]
+        bucket["bytes"] = 4 * sum(length for _, _, length in slices)
+    return dict(PLANNED, buckets=[dict(PLANNED["buckets"][0], **bucket)])
 
 
 def message(kind: int, payload: bytes = b"", index: int = 0, iteration: int = 0, length: Optional[int] = None) -> bytes:
@@ -26,7 +45,9 @@ def message(kind: int, payload: bytes = b"", index: int = 0, iteration: int = 0,
     return struct.pack("<IBBHIQ", size, kind, 0, 0, index, iteration) + payload
 
 
-def welcome(sock: socket.socket, layout: Dict[str, Any], sizes: List[int] = [320, 320]) -> None:
+def welcome(sock: socket.socket, layout: Dict[str, Any], sizes: Optional[List[int]] = None) -> None:
+    if sizes is None:
+        sizes = [layout["input_bytes"], layout["output_bytes"]]
     fds = [os.memfd_create("region") for _ in sizes]
     for fd, size in zip(fds, sizes):
         os.ftruncate(fd, size)
@@ -74,6 +95,7 @@ class Protocol(unittest.TestCase):
             got["hello"] = header[1:], json.loads(f.read(header[0]))
             welcome(sock, GOOD)
             got["ready"] = struct.unpack("<IBBHIQ", f.read(20))
+            got["boundary"] = struct.unpack("<IBBHIQ", f.read(20))
             sock.sendall(message(DONE, index=0, iteration=7))
             header = struct.unpack("<IBBHIQ", f.read(20))
             got["call"] = header[1:], json.loads(f.read(header[0]))
@@ -85,6 +107,7 @@ class Protocol(unittest.TestCase):
             layout = self.hello(client)
             self.assertEqual((layout.offsets, layout.call_offset, layout.call_bytes), ([0], 64, 256))
             client.ready(0, 7)
+            client.boundary(7)
             self.assertEqual(client.done(7), 0)
             client.call(kind="barrier")
             client.goodbye()
@@ -94,13 +117,41 @@ class Protocol(unittest.TestCase):
         self.assertEqual(header, (HELLO, 0, 0, 0, 0))
         self.assertEqual(
             {k: hello[k] for k in hello if k != "weft"},
-            {"version": 1, "rank": 0, "world": 1, "local_rank": 0, "pid": os.getpid(), "torch": "1.13.1",
-             "bucket_bytes": 1 << 20, "first_bucket_bytes": 1 << 10,
+            {"version": 2, "rank": 0, "world": 1, "local_rank": 0, "pid": os.getpid(), "torch": "1.13.1",
+             "bucket_bytes": 1 << 20, "first_bucket_bytes": 1 << 10, "mode": "global", "boundaries": False,
              "tensors": [{"name": "w", "elements": 3, "dtype": "float32"}]},
         )  # fmt: skip
         self.assertEqual(got["ready"], (0, READY, 0, 0, 0, 7))
+        self.assertEqual(got["boundary"], (0, BOUNDARY, 0, 0, 0, 7))
         self.assertEqual(got["call"], ((CALL, 0, 0, 0, 0), {"kind": "barrier"}))
         self.assertEqual((got["goodbye"], got["end"]), ((0, GOODBYE, 0, 0, 0, 0), b""))
+
+    def test_plan(self) -> None:
+        """What a worker learns of a plan, and where generations lie in a period, counted by hand."""
+
+        def agent(sock: socket.socket) -> None:
+            sock.recv(1 << 16)
+            welcome(sock, PLANNED)
+
+        got = self.play(agent, self.hello)
+        self.assertEqual((got.policy, got.period, got.ends, got.offsets), ("deft", 3, [1, 2], []))
+        self.assertEqual(got.buckets, [Bucket([0], [Slice(0, 2, 1, 0), Slice(0, 0, 2, 4)], [0, 1])])
+        self.assertEqual(got.updates, [Update(0, "read", 2, [0]), Update(1, "step", 2, [0])])
+        self.assertEqual([got.generation(i) for i in range(7)], [0, 0, 1, 2, 2, 3, 4])
+        self.assertEqual([got.last(g) for g in range(5)], [1, 2, 4, 5, 7])
+        self.assertEqual([got.copy(g) for g in range(3)], [0, 64, 0])
+
+    def test_plain_buckets(self) -> None:
+        """A welcome that says nothing of a plan: one generation an iteration, applied by its step."""
+
+        def agent(sock: socket.socket) -> None:
+            sock.recv(1 << 16)
+            welcome(sock, GOOD)
+
+        got = self.play(agent, self.hello)
+        self.assertEqual((got.policy, got.period, got.ends, got.buffers, got.buffer_bytes), ("ddp", 1, [0], 1, 0))
+        self.assertEqual((got.offsets, got.buckets), ([0], [Bucket([0], [Slice(0, 0, 3, 0)], [0])]))
+        self.assertEqual(got.updates, [Update(0, "step", 0, [0])])
 
     def test_broken_welcome(self) -> None:
         cases: Dict[str, Callable[[socket.socket], Any]] = {
@@ -114,7 +165,7 @@ class Protocol(unittest.TestCase):
             "no descriptors": lambda s: welcome(s, GOOD, []),
             "one descriptor": lambda s: welcome(s, GOOD, [320]),
             "short region": lambda s: welcome(s, GOOD, [320, 319]),
-            "version 2": lambda s: welcome(s, dict(GOOD, version=2)),
+            "version 1": lambda s: welcome(s, dict(GOOD, version=1)),
             "tensor outside": lambda s: welcome(s, dict(GOOD, tensors=[{"offset": 310, "bytes": 12}])),
             "negative offset": lambda s: welcome(s, dict(GOOD, tensors=[{"offset": -1, "bytes": 12}])),
             "tensor of the wrong size": lambda s: welcome(s, dict(GOOD, tensors=[{"offset": 0, "bytes": 8}])),
@@ -123,7 +174,30 @@ class Protocol(unittest.TestCase):
             "tensor in no bucket": lambda s: welcome(s, dict(GOOD, buckets=[])),
             "tensor in two": lambda s: welcome(s, dict(GOOD, buckets=GOOD["buckets"] * 2)),
             "text for a number": lambda s: welcome(s, dict(GOOD, call_offset="64")),
-        }
+            "no policy": lambda s: welcome(s, {k: v for k, v in GOOD.items() if k != "policy"}),
+            "copies outside": lambda s: welcome(s, dict(PLANNED, buffers=7)),
+            "no copies": lambda s: welcome(s, dict(PLANNED, buffers=0)),
+            "slices that overlap": lambda s: welcome(s, planned(slices=[[0, 0, 2], [0, 1, 2]])),
+            "slices with a hole": lambda s: welcome(s, planned(slices=[[0, 2, 1], [0, 0, 1]])),
+            "slices of no tensor": lambda s: welcome(s, planned(slices=[[-1, 0, 3]])),
+            "slices of another": lambda s: welcome(s, planned(slices=[[1, 0, 3]])),
+            "more bytes than slices": lambda s: welcome(s, planned(bytes=16)),
+            "no slices": lambda s: welcome(s, planned(slices=[])),
+            "a generation without a bucket": lambda s: welcome(s, planned(generations=[0])),
+            "a period of no end": lambda s: welcome(s, dict(PLANNED, period=4)),
+            "no generations": lambda s: welcome(s, dict(PLANNED, ends=[])),
+            "an update too early": lambda s: welcome(s, dict(PLANNED, updates=[
+                {"generation": 0, "at": "step", "iteration": 0}, {"generation": 1, "at": "step", "iteration": 1},
+            ])),
+            "an update at another point": lambda s: welcome(s, dict(PLANNED, updates=[
+                {"generation": 0, "at": "step", "iteration": 1}, {"generation": 1, "at": "noon", "iteration": 2},
+            ])),
+            "no update of a generation": lambda s: welcome(s, dict(PLANNED, updates=PLANNED["updates"][:1])),
+            "two updates of a generation": lambda s: welcome(s, dict(PLANNED, updates=PLANNED["updates"] * 2)),
+            "an update of no generation": lambda s: welcome(s, dict(PLANNED, updates=[
+                {"generation": 0, "at": "step", "iteration": 1}, {"generation": 2, "at": "step", "iteration": 2},
+            ])),
+        }  # fmt: skip
         before = len(os.listdir("/proc/self/fd"))
         for name, agent in cases.items():
 

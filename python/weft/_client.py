@@ -17,8 +17,8 @@ from typing import Any, List, Optional, Sequence, Set, Tuple
 
 from . import __version__
 
-VERSION = 1
-HELLO, WELCOME, READY, DONE, CALL, RETURNED, FAILED, GOODBYE = range(1, 9)
+VERSION = 2
+HELLO, WELCOME, READY, DONE, CALL, RETURNED, FAILED, GOODBYE, BOUNDARY = range(1, 10)
 HEADER = struct.Struct("<IBBHIQ")  # payload's length, type, flags, 0, index, iteration
 MAX_PAYLOAD = 64 << 20  # bytes
 
@@ -55,17 +55,48 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """Tensors reduced together, as places in the list of tensors given to hello."""
+class Slice:
+    """Elements of a tensor, length from offset on. They lie from byte place on in the first copy of the buckets."""
 
+    tensor: int
+    offset: int
+    length: int
+    place: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Slices reduced together, and their tensors, each once, as places in the list of tensors given to hello.
+
+    It is declared for these generations of the period.
+    """
+
+    tensors: List[int]
+    slices: List[Slice]
+    generations: List[int]
+
+
+@dataclass(frozen=True)
+class Update:
+    """When a generation is applied to tensors. Generation and iteration are relative to the period.
+
+    at is "step": by optimizer.step() of the iteration; or "read": before a tensor's first read in the iteration after it.
+    """
+
+    generation: int
+    at: str
+    iteration: int
     tensors: List[int]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things lie in the shared regions. Offsets and sizes are in bytes.
+    """Where things lie in the shared regions, and when updates are applied. Offsets and sizes are in bytes.
 
-    This worker writes input; the agent writes output. Tensor k lies at offsets[k] of either.
+    This worker writes input; the agent writes output. Tensor k lies at offsets[k] of either, in the first copy of the
+    buckets; offsets is empty if buckets have parts of tensors. There are buffers copies, buffer_bytes apart.
+
+    Iterations are counted from the hello. A period is so many of them; ends are those of a period that end a generation.
     """
 
     digest: str
@@ -75,6 +106,26 @@ class Layout:
     buckets: List[Bucket]
     call_offset: int
     call_bytes: int
+    policy: str
+    period: int
+    ends: List[int]
+    updates: List[Update]
+    buffers: int
+    buffer_bytes: int
+
+    def generation(self, iteration: int) -> int:
+        """The generation that an iteration is part of, counted from the hello."""
+        periods, i = divmod(iteration, self.period)
+        return periods * len(self.ends) + sum(end < i for end in self.ends)
+
+    def last(self, generation: int) -> int:
+        """The iteration that ends a generation."""
+        periods, g = divmod(generation, len(self.ends))
+        return periods * self.period + self.ends[g]
+
+    def copy(self, generation: int) -> int:
+        """How far behind the first copy of the buckets that for a generation lies."""
+        return generation % self.buffers * self.buffer_bytes
 
 
 class Client:
@@ -95,22 +146,32 @@ class Client:
         # A forked data loader would hold the connection open past this worker's end, and hide it from the agent.
         os.register_at_fork(after_in_child=self.close)
 
-    def hello(self, tensors: Sequence[Tensor], bucket_bytes: int, first_bucket_bytes: int, torch: str) -> Layout:
+    def hello(
+        self,
+        tensors: Sequence[Tensor],
+        bucket_bytes: int,
+        first_bucket_bytes: int,
+        torch: str,
+        mode: str = "global",
+        boundaries: bool = False,
+    ) -> Layout:
         """Says which tensors this worker has, and returns where the agent wants them.
 
-        Returns once every worker has said the same. The earlier layout's regions, if any, are done with.
+        mode is "per-tensor" if tensors may be updated one by one, "global" if not before all gradients are reduced;
+        boundaries says that boundary will be called. Returns once every worker has said the same. The earlier layout's
+        regions, if any, are done with.
         """
         self._send(HELLO, body=json.dumps({
             "version": VERSION, "weft": __version__, "rank": self.rank, "world": self.world,
             "local_rank": self._local_rank, "pid": os.getpid(), "torch": torch,
-            "bucket_bytes": bucket_bytes, "first_bucket_bytes": first_bucket_bytes,
+            "bucket_bytes": bucket_bytes, "first_bucket_bytes": first_bucket_bytes, "mode": mode, "boundaries": boundaries,
             "tensors": [vars(t) for t in tensors],
         }).encode())  # fmt: skip
         fds: List[int] = []
         try:
             _, _, payload = self._receive(WELCOME, fds)
             return self._layout(json.loads(payload), fds, tensors)
-        except (KeyError, TypeError, ValueError) as e:
+        except (LookupError, TypeError, ValueError) as e:
             raise self._fail(WeftError(f"rank {self.rank}: cannot use the agent's layout: {e!r}")) from e
         finally:
             for fd in fds:
@@ -126,6 +187,10 @@ class Client:
         if of != iteration:
             raise self._fail(WeftError(f"rank {self.rank}: the agent is at iteration {of}, this worker at {iteration}"))
         return bucket
+
+    def boundary(self, iteration: int) -> None:
+        """Tells that an iteration has ended."""
+        self._send(BOUNDARY, iteration=iteration)
 
     def call(self, **request: Any) -> None:
         """Makes a collective outside the plan and waits for it; every worker makes the same ones in the same order."""
@@ -181,23 +246,39 @@ class Client:
         for fd, size in zip(fds, sizes):
             if os.fstat(fd).st_size < size:  # reading past the end would be a bus error
                 raise ValueError(f"a region of {os.fstat(fd).st_size} bytes, {size} announced")
-        if [t["bytes"] for t in w["tensors"]] != [t.elements * ELEMENT_BYTES[t.dtype] for t in tensors]:
+        buffers, buffer_bytes = w.get("buffers", 1), w.get("buffer_bytes", 0)
+        if buffers < 1 or buffer_bytes < 0:
+            raise ValueError(f"{buffers} buffers of {buffer_bytes} bytes")
+        if w["tensors"] and [t["bytes"] for t in w["tensors"]] != [t.elements * ELEMENT_BYTES[t.dtype] for t in tensors]:
             raise ValueError("other tensors than this worker's")
-        places = [(t["offset"], t["bytes"]) for t in w["tensors"]] + [(w["call_offset"], w["call_bytes"])]
-        if any(offset < 0 or offset + size > min(sizes) for offset, size in places):
-            raise ValueError("a tensor outside its region")
         if w["call_bytes"] < 256:  # four times the alignment of a call's data
             raise ValueError("no room for calls")
-        if sorted(k for b in w["buckets"] for k in b["tensors"]) != list(range(len(tensors))):
-            raise ValueError("not every tensor in one bucket")
+        period, ends = w.get("period", 1), w.get("ends", [0])
+        if not ends or ends != sorted(set(ends)) or ends[0] < 0 or ends[-1] != period - 1:
+            raise ValueError(f"generations that end with iterations {ends} of {period}")
+        buckets = [_bucket(b, w["tensors"], tensors, len(ends)) for b in w["buckets"]]
+        for g in range(len(ends)):
+            _verify_slices([s for b in buckets if g in b.generations for s in b.slices], tensors)
+        places = [(t["offset"], t["bytes"]) for t in w["tensors"]]
+        places += [(s.place, s.length * ELEMENT_BYTES[tensors[s.tensor].dtype]) for b in buckets for s in b.slices]
+        last = (buffers - 1) * buffer_bytes
+        places = [(offset, size + last) for offset, size in places] + [(w["call_offset"], w["call_bytes"])]
+        if any(offset < 0 or size < 0 or offset + size > min(sizes) for offset, size in places):
+            raise ValueError("a tensor outside its region")
         return Layout(
             digest=w["digest"],
             input=mmap.mmap(fds[0], sizes[0]),
             output=mmap.mmap(fds[1], sizes[1]),
             offsets=[t["offset"] for t in w["tensors"]],
-            buckets=[Bucket(b["tensors"]) for b in w["buckets"]],
+            buckets=buckets,
             call_offset=w["call_offset"],
             call_bytes=w["call_bytes"],
+            policy=w["policy"],
+            period=period,
+            ends=ends,
+            updates=_updates(w.get("updates"), ends, len(tensors)),
+            buffers=buffers,
+            buffer_bytes=buffer_bytes,
         )
 
     def _send(self, kind: int, index: int = 0, iteration: int = 0, body: bytes = b"") -> None:
@@ -250,6 +331,45 @@ class Client:
     def _fail(self, error: WeftError) -> WeftError:
         self._error = error
         return error
+
+
+def _bucket(b: Any, places: Any, tensors: Sequence[Tensor], generations: int) -> Bucket:
+    """A bucket of the welcome. Without slices it has its tensors whole, at their places."""
+    declared = b.get("generations", list(range(generations)))
+    if "slices" not in b:
+        return Bucket(b["tensors"], [Slice(k, 0, tensors[k].elements, places[k]["offset"]) for k in b["tensors"]], declared)
+    slices, place = [], b["offset"]
+    for s in b["slices"]:
+        slices.append(Slice(s["tensor"], s["offset"], s["length"], place))
+        place += s["length"] * ELEMENT_BYTES[tensors[s["tensor"]].dtype]
+    if place != b["offset"] + b["bytes"] or set(b["tensors"]) != {s.tensor for s in slices}:
+        raise ValueError("a bucket of other slices than it says")
+    return Bucket(b["tensors"], slices, declared)
+
+
+def _verify_slices(slices: List[Slice], tensors: Sequence[Tensor]) -> None:
+    """Raises ValueError unless each element of each tensor is in one of the slices."""
+    covered = [0] * len(tensors)  # elements
+    for s in sorted(slices, key=lambda s: (s.tensor, s.offset)):
+        if s.tensor < 0 or s.offset != covered[s.tensor] or s.length < 1:
+            raise ValueError(f"slices of tensor {tensors[s.tensor].name} overlap, or leave elements out")
+        covered[s.tensor] += s.length
+    if covered != [t.elements for t in tensors]:
+        raise ValueError("not every tensor in one bucket")
+
+
+def _updates(updates: Any, ends: List[int], tensors: int) -> List[Update]:
+    """The table of updates; where there is none, each generation is applied by the step that ends it."""
+    everything = list(range(tensors))
+    if updates is None:
+        return [Update(g, "step", last, everything) for g, last in enumerate(ends)]
+    table = [Update(u["generation"], u["at"], u["iteration"], u.get("tensors", everything)) for u in updates]
+    for u in table:
+        if u.at not in ("step", "read") or u.iteration < ends[u.generation]:
+            raise ValueError(f"generation {u.generation} is applied at {u.at!r} of iteration {u.iteration}")
+    if sorted((u.generation, k) for u in table for k in u.tensors) != [(g, k) for g in range(len(ends)) for k in everything]:
+        raise ValueError("not every generation is applied to every tensor once")
+    return table
 
 
 @functools.lru_cache(maxsize=256)  # a training makes the same calls again and again
