@@ -97,53 +97,65 @@ func (c *Config) taken(ctx context.Context, err error) error {
 }
 
 // join takes part as a member, of the server at an address.
-func (c *Config) join(ctx context.Context, address string) (e transport.Endpoint, l collective.Layout, err error) {
+func (c *Config) join(ctx context.Context, address string) (transport.Endpoint, collective.Layout, error) {
 	conn, err := c.dial(ctx, address)
 	if err != nil {
 		c.lastWords(ctx, address)
 		return nil, nil, err
 	}
 	defer conn.Close()
-	told := false // by the server how it ends
-	defer func() {
-		if err != nil && !told {
-			part(conn, err)
-		}
-	}()
 	stop := context.AfterFunc(ctx, func() { conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
-	in := protocol.NewReader(conn)
-	next := func(kind protocol.Kind) (protocol.Message, error) {
-		m, err := in.Next()
-		switch {
-		case ctx.Err() != nil:
-			return m, context.Cause(ctx)
-		case err != nil:
-			return m, fmt.Errorf("rank 0 is lost: its connection ended (%w), before all hosts were connected", err)
-		case m.Kind == protocol.KindGoodbye:
-			told = true
-			return m, &Ended{m.Index}
-		case m.Kind == protocol.KindFailed:
-			told = true
-			f := new(protocol.Failed)
-			return m, cmp.Or[error](m.Decode(f), f)
-		case m.Kind != kind:
-			return m, fmt.Errorf("rank 0 says %v, while rank %d waits for %v", m.Kind, c.First, kind)
-		}
-		return m, nil
+	s := &membership{Config: c, conn: conn, in: protocol.NewReader(conn)}
+	e, l, err := s.meet(ctx)
+	if err != nil && !s.told {
+		part(conn, err)
 	}
+	return e, l, err
+}
 
-	peers, err := c.listen(ctx, conn)
+// membership is a member's connection to the server.
+type membership struct {
+	*Config
+	conn net.Conn
+	in   *protocol.Reader
+	told bool // by the server how it ends
+}
+
+// next is what the server says, which has to be of a kind.
+func (s *membership) next(ctx context.Context, kind protocol.Kind) (protocol.Message, error) {
+	m, err := s.in.Next()
+	switch {
+	case ctx.Err() != nil:
+		return m, context.Cause(ctx)
+	case err != nil:
+		return m, fmt.Errorf("rank 0 is lost: its connection ended (%w), before all hosts were connected", err)
+	case m.Kind == protocol.KindGoodbye:
+		s.told = true
+		return m, &Ended{m.Index}
+	case m.Kind == protocol.KindFailed:
+		s.told = true
+		f := new(protocol.Failed)
+		return m, cmp.Or[error](m.Decode(f), f)
+	case m.Kind != kind:
+		return m, fmt.Errorf("rank 0 says %v, while rank %d waits for %v", m.Kind, s.First, kind)
+	}
+	return m, nil
+}
+
+// meet tells the server where this host listens, hears where all do, and connects.
+func (s *membership) meet(ctx context.Context) (transport.Endpoint, collective.Layout, error) {
+	peers, err := s.listen(ctx, s.conn)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer peers.Close()
-	member := c.Member
+	member := s.Member
 	member.Address = peers.Addr().String()
-	if err := say(conn, protocol.KindHello, &member); err != nil {
+	if err := say(s.conn, protocol.KindHello, &member); err != nil {
 		return nil, nil, err
 	}
-	m, err := next(protocol.KindWelcome)
+	m, err := s.next(ctx, protocol.KindWelcome)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -151,38 +163,39 @@ func (c *Config) join(ctx context.Context, address string) (e transport.Endpoint
 	if err := m.Decode(&w); err != nil {
 		return nil, nil, err
 	}
+	e, err := s.together(ctx, &w, peers)
+	return e, w.Hosts.layout(), err
+}
 
-	// While it connects, another may fail to.
+// together connects, and waits until all hosts have. While this one connects, another
+// may fail to.
+func (s *membership) together(ctx context.Context, w *welcome, peers *transport.Listener) (transport.Endpoint, error) {
 	connecting, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	ended := make(chan error, 1)
 	go func() {
-		_, err := next(protocol.KindDone)
+		_, err := s.next(ctx, protocol.KindDone)
 		if err != nil {
 			cancel(err)
 		}
 		ended <- err
 	}()
-	e, err = w.connect(connecting, c, peers)
+	e, err := w.connect(connecting, s.Config, peers)
 	if err == nil {
-		err = say(conn, protocol.KindReady, nil)
+		err = say(s.conn, protocol.KindReady, nil)
 	}
-	if err != nil {
-		if cause := context.Cause(connecting); cause != nil {
-			err = cause
-		}
-		conn.SetReadDeadline(time.Unix(1, 0))
-		<-ended
-	} else {
+	if err == nil {
 		err = <-ended
+	} else {
+		err = cmp.Or(context.Cause(connecting), err)
+		s.conn.SetReadDeadline(time.Unix(1, 0))
+		<-ended
 	}
-	if err != nil {
-		if e != nil {
-			e.Close()
-		}
-		return nil, nil, err
+	if err != nil && e != nil {
+		e.Close()
+		e = nil
 	}
-	return e, w.Hosts.layout(), nil
+	return e, err
 }
 
 // lastWords tells the others of a failure before this host has met them, if rank 0 is
