@@ -64,7 +64,7 @@ func (k *Keeper) tell(format string, pid int) {
 // by the arguments of [NewKeeper].
 func MakeTemp(args ...string) (dir string, k *Keeper, err error) {
 	if dir, err = os.MkdirTemp("", DirPrefix); err != nil {
-		return "", nil, err
+		return "", nil, fmt.Errorf("a directory for this run (TMPDIR says where): %w", err)
 	}
 	if k, err = NewKeeper(dir, nil, args...); err != nil {
 		os.RemoveAll(dir)

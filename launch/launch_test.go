@@ -2,9 +2,12 @@ package launch
 
 import (
 	"bytes"
+	"errors"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -101,6 +104,13 @@ func TestGroups(t *testing.T) {
 	got := groups(strings.NewReader("+10\n+11\n+12\n-11\n+1\n-10\n+13\n+garb"))
 	if want := []int{12, 13}; !slices.Equal(slices.Sorted(maps.Keys(got)), want) {
 		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+func TestMakeTempRefuses(t *testing.T) {
+	t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "nowhere"))
+	if dir, _, err := MakeTemp("keep"); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "TMPDIR") {
+		t.Errorf("%s, %v", dir, err)
 	}
 }
 
