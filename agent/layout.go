@@ -80,6 +80,11 @@ func newJob(tensors []protocol.Tensor) (*job.Job, error) {
 	if n == 0 {
 		return j, nil
 	}
+	if strings.HasPrefix(tensors[0].Name, own) {
+		// No op of the model reads it, but any update may wait for it. That is before the
+		// next backward pass, so it must not wait for that.
+		j.Tensors[0].Readers = []job.OpID{job.OpID(n - 1)}
+	}
 	return j, j.Validate()
 }
 
@@ -127,5 +132,9 @@ func tensor(h *protocol.Hello, k int) string {
 		return "missing"
 	}
 	t := h.Tensors[k]
-	return fmt.Sprintf("%s (%d elements of %s)", t.Name, t.Elements, t.DType)
+	return tensorName(t.Name, t.Elements, t.DType)
+}
+
+func tensorName(name string, elements int64, dtype string) string {
+	return fmt.Sprintf("%s (%d elements of %s)", name, elements, dtype)
 }

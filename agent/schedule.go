@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -16,12 +18,17 @@ import (
 )
 
 // Schedule is a plan that an agent is given, in place of plain buckets. All hosts
-// have the same one: they compare its digest before they begin.
+// have the same one: they compare its digest before they begin. Workers that have no
+// tensors yet are given none.
 type Schedule struct {
-	Plan *plan.Plan // checked
-	Job  *job.Job   // of the plan; the workers have its tensors
-	// Links are what the plan's programs run on, one each; none if all workers are of
-	// this host.
+	Plan *plan.Plan
+	// Job is that of the plan, and the workers have its tensors; nil: it is made of what
+	// they say.
+	Job *job.Job
+	// Limits are those that the plan must keep.
+	Limits plan.Limits
+	// Links are what the plan's programs run on, one each; none: all workers are of this
+	// host, or the programs share the network between agents.
 	Links []Link
 	// Replay says that the workers play the job: they tell of the ops and iterations
 	// that transfers wait for, its own collectives are run with bytes that mean nothing,
@@ -46,16 +53,22 @@ type Flight struct {
 	Start, End time.Time
 }
 
+// maxLinks bounds the programs of a plan, each of which has channels of its own.
+const maxLinks = 1 << 10
+
 // executable refuses a plan that agents cannot execute, and names the transfer.
-func (x *Schedule) executable(alone bool) error {
-	if !alone && len(x.Links) != len(x.Plan.Programs) {
-		return fmt.Errorf("the plan has programs for %d links, this host %d links", len(x.Plan.Programs), len(x.Links))
+func (x *Schedule) executable(j *job.Job, alone bool) error {
+	if n := len(x.Links); !alone && n > 0 && n != len(x.Plan.Programs) {
+		return fmt.Errorf("the plan has programs for %d links, this host %d links", len(x.Plan.Programs), n)
+	}
+	if n := len(x.Plan.Programs); n > maxLinks {
+		return fmt.Errorf("the plan has programs for %d links, and agents execute at most %d", n, maxLinks)
 	}
 	for l := range x.Plan.Programs {
 		p := &x.Plan.Programs[l]
 		for i := range p.Transfers {
 			t := &p.Transfers[i]
-			if err := x.transferable(t); err != nil {
+			if err := x.transferable(t, j); err != nil {
 				what := fmt.Sprintf("bucket %d", t.Bucket)
 				if t.Bucket < 0 {
 					what = fmt.Sprintf("the job's own collective %d", t.Collective)
@@ -67,13 +80,13 @@ func (x *Schedule) executable(alone bool) error {
 	return nil
 }
 
-func (x *Schedule) transferable(t *plan.Transfer) error {
+func (x *Schedule) transferable(t *plan.Transfer, j *job.Job) error {
 	if t.Kind == cluster.Push || t.Kind == cluster.Pull {
-		return fmt.Errorf("agents reduce among workers, and have no parameter servers")
+		return errors.New("agents reduce among workers, and have no parameter servers")
 	}
 	for _, g := range t.Gates {
-		if g.Kind == plan.Boundary && !x.Replay {
-			return fmt.Errorf("it waits for the end of an iteration, which workers do not tell")
+		if g.Kind == plan.OpDone && !x.Replay {
+			return fmt.Errorf("it waits for op %d, and workers do not tell when ops end: only weft replay runs such plans", g.Op)
 		}
 	}
 	if t.Bucket < 0 {
@@ -81,32 +94,178 @@ func (x *Schedule) transferable(t *plan.Transfer) error {
 	}
 	first := x.Plan.Buckets[t.Bucket].Slices[0].Tensor
 	for _, s := range x.Plan.Buckets[t.Bucket].Slices {
-		a, b := &x.Job.Tensors[first], &x.Job.Tensors[s.Tensor]
+		a, b := &j.Tensors[first], &j.Tensors[s.Tensor]
 		if a.Grad != b.Grad {
 			return fmt.Errorf("its gradients are of different types: %s of %v, %s of %v", a.Name, a.Grad, b.Name, b.Grad)
 		}
 	}
-	return reducible(x.Job.Tensors[first].Grad)
+	return reducible(j.Tensors[first].Grad)
 }
 
-// layout is a place for everything that the plan moves.
-func (x *Schedule) layout(h *protocol.Hello, alone bool) (*layout, error) {
-	if err := x.executable(alone); err != nil {
-		return nil, err
-	}
+// layout is the plan as these workers execute it, and a place for everything that it
+// moves. What they cannot do of it the note says; "" is nothing.
+func (x *Schedule) layout(h *protocol.Hello, alone bool) (l *layout, note string, err error) {
 	j, err := newJob(h.Tensors)
 	if err != nil {
-		return nil, err
+		return nil, "", err
+	}
+	if j.Mode, err = mode(h); err != nil {
+		return nil, "", err
 	}
 	if fp := j.TensorsFingerprint(); fp != x.Plan.Tensors {
-		return nil, fmt.Errorf("the plan is for other tensors (fingerprint %s) than the workers have (%s)", x.Plan.Tensors, fp)
+		return nil, "", x.other(j)
 	}
-	l := &layout{job: x.Job, plan: x.Plan}
+	l = &layout{job: j, plan: x.Plan}
+	if x.Replay {
+		l.job = x.Job
+	}
+	if err := x.executable(l.job, alone); err != nil {
+		return nil, "", err
+	}
+	if !x.Replay {
+		if l.plan, note, err = x.adapt(j, h.Boundaries); err != nil {
+			return nil, "", err
+		}
+	}
 	if err := l.place(h.World); err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	l.describe()
-	return l, nil
+	return l, note, nil
+}
+
+// Check refuses a plan that no training can execute, whatever its workers have: what is
+// known before they say so.
+func (x *Schedule) Check() error {
+	sizes, err := sizes(x.Plan)
+	if err != nil {
+		return err
+	}
+	tensors := make([]protocol.Tensor, len(sizes))
+	for k, n := range sizes {
+		tensors[k] = protocol.Tensor{Name: fmt.Sprint(k), Elements: n, DType: job.Float32.String()}
+	}
+	j, err := newJob(tensors)
+	if err == nil {
+		err = x.executable(j, true)
+	}
+	if err == nil {
+		err = x.proved(x.Plan, j)
+	}
+	return err
+}
+
+// proved refuses a plan that breaks a rule, for workers whose ops are not known: they
+// compute in the order that they do, and make calls of their own when they do.
+func (x *Schedule) proved(p *plan.Plan, j *job.Job) error {
+	theirs, plain := *j, *p
+	plain.Tensors, plain.Ops, plain.Order = j.TensorsFingerprint(), "", nil
+	for l := range p.Programs {
+		for i := range p.Programs[l].Transfers {
+			if t := &p.Programs[l].Transfers[i]; t.Bucket < 0 {
+				if t.Collective > maxCollectives {
+					return fmt.Errorf("the plan repeats collective %d of its job; at most %d have a place", t.Collective, maxCollectives)
+				}
+				for len(theirs.Collectives) <= t.Collective {
+					theirs.Collectives = append(theirs.Collectives, job.Collective{Name: "call"})
+				}
+				theirs.Collectives[t.Collective].Kind = t.Kind.String()
+			}
+		}
+	}
+	return plan.Check(&plain, &theirs, x.Limits).Err()
+}
+
+// maxCollectives bounds the memory that a plan can ask for.
+const maxCollectives = 1 << 20
+
+// adapt returns the plan as workers can execute it who update tensors as the job says,
+// and tell the ends of iterations or not, and what of it they do not.
+func (x *Schedule) adapt(j *job.Job, boundaries bool) (p *plan.Plan, note string, err error) {
+	p = x.Plan
+	if p.Order != nil {
+		note = "the plan orders the ops of the backward pass, and the workers run them as they do; its transfers are executed"
+	}
+	err = x.proved(p, j)
+	switch {
+	case err == nil && boundaries:
+		return p, note, nil
+	case err == nil && p.MaxDelay > 0:
+		return nil, "", errors.New("the plan delays updates, which these workers do not: they do not tell when iterations end (hello without boundaries)")
+	case err == nil && !awaitsBoundary(p):
+		return p, note, nil
+	case err != nil && (j.Mode != job.Global || p.MaxDelay > 0):
+		return nil, "", err
+	}
+	// The nearest exact plan: the same transfers, behind a barrier.
+	if barred := p.WithBarrier(); x.proved(barred, j) == nil {
+		why := "the plan updates tensors one by one, and this training all at once"
+		if err == nil {
+			why = "the plan waits for the ends of iterations, which these workers do not tell"
+		}
+		return barred, why + ": its transfers are executed, and optimizer.step() waits for all of them", nil
+	}
+	return nil, "", cmp.Or(err, errors.New("the plan waits for the ends of iterations, which these workers do not tell"))
+}
+
+func awaitsBoundary(p *plan.Plan) bool {
+	return slices.ContainsFunc(p.Programs, func(x plan.Program) bool {
+		return slices.ContainsFunc(x.Transfers, func(t plan.Transfer) bool {
+			return slices.ContainsFunc(t.Gates, func(g plan.Gate) bool { return g.Kind == plan.Boundary })
+		})
+	})
+}
+
+// sizes are the tensors that the plan moves, elements each.
+func sizes(p *plan.Plan) ([]int64, error) {
+	of := map[job.TensorID]int64{}
+	for _, b := range p.Buckets {
+		for _, s := range b.Slices {
+			of[s.Tensor] = max(of[s.Tensor], s.Offset+s.Length)
+		}
+	}
+	out := make([]int64, len(of))
+	for k := range out {
+		n, ok := of[job.TensorID(k)]
+		if !ok {
+			return nil, fmt.Errorf("the plan moves %d tensors, and not tensor %d", len(of), k)
+		}
+		out[k] = n
+	}
+	return out, nil
+}
+
+// other tells how the workers' tensors differ from those of the plan. A plan alone has
+// but their sizes.
+func (x *Schedule) other(j *job.Job) error {
+	const other, advice = "the plan is for another model: ", "; make it from a job that weft profile wrote for this one"
+	if x.Job != nil {
+		for k := range max(len(x.Job.Tensors), len(j.Tensors)) {
+			if a, b := named(x.Job, k), named(j, k); a != b {
+				return fmt.Errorf(other+"tensor %d is %s in its job, %s in the training"+advice, k, a, b)
+			}
+		}
+	}
+	planned, err := sizes(x.Plan)
+	if err != nil {
+		return err
+	}
+	if len(planned) != len(j.Tensors) {
+		return fmt.Errorf(other+"it moves %d tensors, and the training has %d"+advice, len(planned), len(j.Tensors))
+	}
+	for k := range slices.Backward(planned) { // the client's own, which comes first, differs because another one does
+		if planned[k] != j.Tensors[k].Elements {
+			return fmt.Errorf(other+"tensor %d has %d elements in the plan, and is %s in the training"+advice, k, planned[k], named(j, k))
+		}
+	}
+	return fmt.Errorf(other+"its tensors have the sizes of those in the training, and other names or types (fingerprint %s, not %s)"+advice, x.Plan.Tensors, j.TensorsFingerprint())
+}
+
+func named(j *job.Job, k int) string {
+	if k >= len(j.Tensors) {
+		return "missing"
+	}
+	return tensorName(j.Tensors[k].Name, j.Tensors[k].Elements, j.Tensors[k].Grad.String())
 }
 
 // describe tells workers what they need to know of a plan that is not plain buckets.
@@ -175,15 +334,19 @@ func wholeTensors(p *plan.Plan, j *job.Job) bool {
 	return !slices.ContainsFunc(in, func(n int) bool { return n > 1 })
 }
 
-// agreePlan does then once all hosts have said that they were given the same plan.
+// agreePlan does then once all hosts have said that they were given the same plan, or
+// none.
 func (a *Agent) agreePlan(then func()) {
-	if a.Schedule == nil {
-		then()
-		return
+	mine := "none"
+	if a.Schedule != nil {
+		mine = a.Schedule.Plan.Digest()
 	}
-	digest := a.Schedule.Plan.Digest()
-	a.agree(digest, func(host int, other []byte) error {
-		return fmt.Errorf("rank %d has plan %s, rank %d plan %s: give every host the same plan", a.Ranks[0], digest, a.first(host), other)
+	a.agree(mine, func(host int, other []byte) error {
+		var theirs string
+		if err := protocol.Decode(other, &theirs); err != nil {
+			return err
+		}
+		return fmt.Errorf("rank %d has plan %s, rank %d plan %s: give every host the same plan", a.Ranks[0], mine, a.first(host), theirs)
 	}, then)
 }
 

@@ -1,8 +1,13 @@
 package agent_test
 
 import (
+	"bytes"
+	"encoding/binary"
 	"fmt"
+	"math"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"weft/agent"
@@ -10,8 +15,12 @@ import (
 	"weft/agent/worker"
 	"weft/cluster"
 	"weft/collective"
+	"weft/collective/kernel"
+	"weft/internal/splitmix"
 	"weft/job"
 	"weft/plan"
+	"weft/policy"
+	"weft/policy/all"
 	"weft/transport"
 )
 
@@ -53,6 +62,13 @@ func says(j *job.Job) protocol.Hello {
 	for i := range j.Tensors {
 		h.Tensors = append(h.Tensors, protocol.Tensor{Name: j.Tensors[i].Name, Elements: j.Tensors[i].Elements, DType: j.Tensors[i].Grad.String()})
 	}
+	return h
+}
+
+// does says that a worker executes every plan.
+func does(j *job.Job) protocol.Hello {
+	h := says(j)
+	h.Mode, h.Boundaries = "per-tensor", true
 	return h
 }
 
@@ -101,38 +117,377 @@ func TestSchedule(t *testing.T) {
 	}
 }
 
-// What agents cannot execute they refuse, by transfer; and hosts that were given
-// different plans.
+// What agents cannot execute they refuse, by transfer; what is for another model, by
+// tensor; and hosts that were given different plans. All ranks are told the same.
 func TestScheduleRefused(t *testing.T) {
-	for want, change := range map[string]func(h int, j *job.Job, s *agent.Schedule){
-		"link a, transfer 0 (push of bucket 0): agents reduce among workers, and have no parameter servers": func(_ int, _ *job.Job, s *agent.Schedule) {
+	for want, change := range map[string]func(h int, j *job.Job, s *agent.Schedule, said *protocol.Hello){
+		"link a, transfer 0 (push of bucket 0): agents reduce among workers, and have no parameter servers": func(_ int, _ *job.Job, s *agent.Schedule, _ *protocol.Hello) {
 			s.Plan.Programs[0].Transfers[0].Kind = cluster.Push
 		},
-		"link b, transfer 0 (all-gather of bucket 0): it waits for the end of an iteration, which workers do not tell": func(_ int, _ *job.Job, s *agent.Schedule) {
-			s.Plan.Programs[1].Transfers[0].Gates = []plan.Gate{{Kind: plan.Boundary}}
-		},
-		"link a, transfer 1 (all-reduce of bucket 1): it waits for op 0, and nobody tells when ops end": func(_ int, _ *job.Job, s *agent.Schedule) {
+		"link a, transfer 1 (all-reduce of bucket 1): it waits for op 0, and workers do not tell when ops end": func(_ int, _ *job.Job, s *agent.Schedule, _ *protocol.Hello) {
 			s.Plan.Programs[0].Transfers[1].Gates = []plan.Gate{{Kind: plan.OpDone}}
 		},
-		"the plan has programs for 3 links, this host 2 links": func(_ int, _ *job.Job, s *agent.Schedule) {
+		"the plan has programs for 3 links, this host 2 links": func(_ int, _ *job.Job, s *agent.Schedule, _ *protocol.Hello) {
 			s.Plan.Programs = append(s.Plan.Programs, plan.Program{Link: "c"})
 		},
-		"give every host the same plan": func(h int, _ *job.Job, s *agent.Schedule) { s.Plan.Policy = fmt.Sprint(h) },
-		"its gradients are of different types: t1 of float32, t2 of int32": func(_ int, j *job.Job, s *agent.Schedule) {
+		"give every host the same plan": func(h int, _ *job.Job, s *agent.Schedule, _ *protocol.Hello) { s.Plan.Policy = fmt.Sprint(h) },
+		"its gradients are of different types: t1 of float32, t2 of int32": func(_ int, j *job.Job, s *agent.Schedule, said *protocol.Hello) {
 			j.Tensors[1].Grad, j.Tensors[1].Param = job.Int32, job.Int32
 			s.Plan.Tensors = j.TensorsFingerprint()
+			said.Tensors[1].DType = "int32"
 		},
+		"the plan is for another model: tensor 1 is t2 (5 elements of float32) in its job, bias (5 elements of float32) in the training; make it from a job": func(_ int, _ *job.Job, _ *agent.Schedule, said *protocol.Hello) {
+			said.Tensors[1].Name = "bias"
+		},
+		"the plan is for another model: tensor 1 has 5 elements in the plan, and is t2 (6 elements of float32) in the training; make": func(_ int, _ *job.Job, s *agent.Schedule, said *protocol.Hello) {
+			s.Job, said.Tensors[1].Elements = nil, 6
+		},
+		"the plan is for another model: it moves 2 tensors, and the training has 1; make": func(_ int, _ *job.Job, s *agent.Schedule, said *protocol.Hello) {
+			s.Job, said.Tensors = nil, said.Tensors[:1]
+		},
+		"the plan is for another model: its tensors have the sizes of those in the training, and other names or types": func(_ int, _ *job.Job, s *agent.Schedule, said *protocol.Hello) {
+			s.Job, said.Tensors[1].DType = nil, "int32"
+		},
+		"plan rule 1 (each gradient is reduced exactly once) does not hold": func(_ int, _ *job.Job, s *agent.Schedule, _ *protocol.Hello) {
+			s.Plan.Programs[0].Transfers = s.Plan.Programs[0].Transfers[:1]
+		},
+		"plan rule 5 (delay, staleness, update rate and memory are allowed) does not hold": func(_ int, _ *job.Job, s *agent.Schedule, _ *protocol.Hello) {
+			s.Plan.Updates[0].Iteration, s.Plan.MaxDelay, s.Plan.MaxStaleness = 1, 1, 1
+		},
+		"the plan delays updates, which these workers do not": func(_ int, _ *job.Job, s *agent.Schedule, _ *protocol.Hello) {
+			s.Plan.Updates[0].Iteration, s.Plan.MaxDelay, s.Plan.MaxStaleness = 1, 1, 1
+			s.Limits = plan.DelayLimits(1)
+		},
+		`unknown update mode "none"`: func(_ int, _ *job.Job, _ *agent.Schedule, said *protocol.Hello) { said.Mode = "none" },
 	} {
+		j, _ := scheduled()
+		said := says(j)
 		hosts := newScheduled(t, collective.Layout{1, 1}, func(h int) *agent.Schedule {
 			j, p := scheduled()
-			s := &agent.Schedule{Plan: p, Job: j}
-			change(h, j, s)
+			s := &agent.Schedule{Plan: p, Job: j, Limits: plan.DefaultLimits}
+			change(h, j, s, &said)
 			return s
 		})
-		j, _ := scheduled()
-		for _, err := range everywhere(hosts, func(w *worker.Worker) error { return w.Hello(says(j)) }) {
+		for _, err := range everywhere(hosts, func(w *worker.Worker) error { return w.Hello(said) }) {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("got %v, want %s", err, want)
+			}
+		}
+	}
+}
+
+// trained is a job of six tensors, of which the first is what a client says of
+// itself; its times make policies cut, scatter and delay.
+func trained() *job.Job {
+	fwd, bwd := []float64{0, 300, 200, 400, 100, 300}, []float64{0, 600, 400, 800, 200, 600}
+	j := job.Chain("trained", fwd, bwd, []int64{32, 280_000, 4, 400_000, 120_004, 20_000})
+	j.Tensors[0].Name, j.Tensors[0].Readers = "weft.used", []job.OpID{5}
+	return j
+}
+
+// built is the plan of a policy for two workers on a network that takes longer than the
+// computation.
+func built(t *testing.T, j *job.Job, name string, limits plan.Limits, links ...cluster.Link) *plan.Plan {
+	t.Helper()
+	p, err := all.Lookup(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if links == nil {
+		links = []cluster.Link{{Name: "net", Latency: 20, Bandwidth: 1.5e9}}
+	}
+	out, err := p.Build(t.Context(), j, &cluster.Cluster{Nodes: 2, PerNode: 1, Links: links, Scale: 1}, policy.Options{Slice: 40_000, Limits: limits})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// gradient is what a worker has of a tensor in a generation.
+func gradient(rank, generation, tensor int, elements int64) []byte {
+	seed := splitmix.Mix(uint64(rank)<<40 | uint64(generation)<<20 | uint64(tensor))
+	out := make([]byte, 0, 4*elements)
+	for k := range elements {
+		out = binary.NativeEndian.AppendUint32(out, math.Float32bits(float32(splitmix.Float(splitmix.Mix(seed+uint64(k)))-0.5)))
+	}
+	return out
+}
+
+// trainee is a worker that executes a plan, as docs/formats/client.md tells it.
+type trainee struct {
+	*worker.Worker
+	job   *job.Job
+	means func(generation, tensor int) []byte
+	done  map[[2]int]bool // bucket and iteration
+}
+
+// last is the iteration that ends a generation.
+func (x *trainee) last(generation int) int {
+	n := len(x.Welcome.Ends)
+	return generation/n*x.Welcome.Period + x.Welcome.Ends[generation%n]
+}
+
+// parts are the slices of a bucket, or nil if it is not of the generation.
+func (x *trainee) parts(bucket, generation int) (out []protocol.Slice) {
+	b := &x.Welcome.Buckets[bucket]
+	if b.Generations != nil && !slices.Contains(b.Generations, generation%len(x.Welcome.Ends)) {
+		return nil
+	}
+	if out = b.Slices; out == nil {
+		for _, k := range b.Tensors {
+			out = append(out, protocol.Slice{Tensor: k, Length: x.job.Tensors[k].Elements})
+		}
+	}
+	return out
+}
+
+func (x *trainee) declare(generation int) error {
+	for b := range x.Welcome.Buckets {
+		parts := x.parts(b, generation)
+		if parts == nil {
+			continue
+		}
+		if before := generation - max(1, x.Welcome.Buffers); before >= 0 && x.parts(b, before) != nil {
+			if err := x.wait(b, x.last(before)); err != nil {
+				return err
+			}
+		}
+		at := worker.Region(x.Input, x.Welcome.Place(b, x.last(generation)))
+		for _, s := range parts {
+			at = at[copy(at, gradient(x.Rank, generation, int(s.Tensor), x.job.Tensors[s.Tensor].Elements)[4*s.Offset:4*(s.Offset+s.Length)]):]
+		}
+		if err := x.Ready(b, x.last(generation)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (x *trainee) wait(bucket, iteration int) error {
+	for !x.done[[2]int{bucket, iteration}] {
+		b, i, err := x.Done()
+		if err != nil {
+			return err
+		}
+		x.done[[2]int{b, i}] = true
+	}
+	return nil
+}
+
+// apply looks at what a generation brings to a tensor, whose all slices it waits for.
+func (x *trainee) apply(generation, tensor int) error {
+	want, left := x.means(generation, tensor), x.job.Tensors[tensor].Elements
+	for b := range x.Welcome.Buckets {
+		parts := x.parts(b, generation)
+		if !slices.ContainsFunc(parts, func(s protocol.Slice) bool { return int(s.Tensor) == tensor }) {
+			continue
+		}
+		if err := x.wait(b, x.last(generation)); err != nil {
+			return err
+		}
+		at := worker.Region(x.Output, x.Welcome.Place(b, x.last(generation)))
+		for _, s := range parts {
+			if int(s.Tensor) == tensor {
+				left -= s.Length
+				if !bytes.Equal(at[:4*s.Length], want[4*s.Offset:4*(s.Offset+s.Length)]) {
+					return fmt.Errorf("generation %d of tensor %d has other bits from element %d on", generation, tensor, s.Offset)
+				}
+			}
+			at = at[4*s.Length:]
+		}
+	}
+	if left != 0 {
+		return fmt.Errorf("%d elements of tensor %d did not come", left, tensor)
+	}
+	return nil
+}
+
+// updates applies what the table has for a point of an iteration.
+func (x *trainee) updates(iteration int, at string) error {
+	for _, u := range x.Welcome.Updates {
+		periods := (iteration - u.Iteration) / x.Welcome.Period
+		if u.At != at || iteration < u.Iteration || (iteration-u.Iteration)%x.Welcome.Period != 0 {
+			continue
+		}
+		of := u.Tensors
+		if of == nil {
+			for k := range x.job.Tensors {
+				of = append(of, int32(k))
+			}
+		}
+		for _, k := range of {
+			if err := x.apply(periods*len(x.Welcome.Ends)+u.Generation, int(k)); err != nil {
+				return fmt.Errorf("iteration %d: %w", iteration, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (x *trainee) iterate(i int) error {
+	for g := 0; x.last(g) <= i; g++ {
+		if x.last(g) == i {
+			if err := x.declare(g); err != nil {
+				return err
+			}
+		}
+	}
+	if err := x.updates(i, "step"); err != nil {
+		return err
+	}
+	if err := x.Boundary(i); err != nil {
+		return err
+	}
+	return x.updates(i, "read")
+}
+
+// means are those of all workers, computed in one place.
+func means(t *testing.T, j *job.Job, l collective.Layout) func(generation, tensor int) []byte {
+	var mu sync.Mutex
+	known := map[[2]int][]byte{}
+	return func(generation, tensor int) []byte {
+		mu.Lock()
+		defer mu.Unlock()
+		k := [2]int{generation, tensor}
+		if known[k] == nil {
+			n := j.Tensors[tensor].Elements
+			var contributions [][]byte
+			for r := range l.Workers() {
+				contributions = append(contributions, gradient(r, generation, tensor, n))
+			}
+			r := collective.Reduction{DType: job.Float32, Op: kernel.Sum, Scale: 1 / float64(l.Workers())}
+			var err error
+			if known[k], err = collective.Reference(r, l, []plan.Slice{{Length: n}}, contributions); err != nil {
+				t.Error(err)
+			}
+		}
+		return known[k]
+	}
+}
+
+// given starts agents that are given a plan, and no links of their own.
+func given(t *testing.T, l collective.Layout, s agent.Schedule, warn func(string)) []*host {
+	t.Helper()
+	hosts, _ := newHosts(t, l, networks["memory"], agent.Config{Schedule: &s, Warn: warn})
+	return hosts
+}
+
+// Plans of policies that cut tensors, that scatter and gather, and that delay updates
+// over generations, buffers and two links: every update is there at its point, and has
+// the bits of one addition in one place.
+func TestPlans(t *testing.T) {
+	j := trained()
+	two := []cluster.Link{{Name: "a", Latency: 20, Bandwidth: 1e9}, {Name: "b", Latency: 20, Bandwidth: 0.5e9}}
+	for _, x := range []struct {
+		plan *plan.Plan
+		is   func(w *protocol.Welcome) bool
+	}{
+		{built(t, j, "p3", plan.DefaultLimits), func(w *protocol.Welcome) bool { return w.Buckets[0].Slices != nil && w.Updates[0].At == "read" }},
+		{built(t, j, "dear", plan.DefaultLimits), func(w *protocol.Welcome) bool { return w.Buckets[0].Slices == nil && w.Updates[0].At == "read" }},
+		{built(t, j, "deft", plan.DelayLimits(1), two...), func(w *protocol.Welcome) bool { return w.Period > 1 && w.Buffers > 1 && len(w.Ends) < w.Period }},
+	} {
+		for _, l := range []collective.Layout{{2}, {1, 1}, {2, 1}} {
+			t.Run(fmt.Sprint(x.plan.Policy, l), func(t *testing.T) {
+				hosts := given(t, l, agent.Schedule{Plan: x.plan, Limits: plan.AnyLimits}, func(s string) { t.Error(s) })
+				sum := means(t, j, l)
+				must(t, hosts, func(w *worker.Worker) error {
+					if err := w.Hello(protocol.Hello{Tensors: []protocol.Tensor{}}); err != nil { // before it has a model
+						return err
+					}
+					if err := w.Hello(does(j)); err != nil {
+						return err
+					}
+					if !x.is(&w.Welcome) || w.Welcome.Policy != x.plan.Policy || w.Welcome.Digest != x.plan.Digest() {
+						return fmt.Errorf("welcome %+v", w.Welcome)
+					}
+					y := &trainee{w, j, sum, map[[2]int]bool{}}
+					for i := range 3*x.plan.Period + 2 {
+						if err := y.iterate(i); err != nil {
+							return err
+						}
+					}
+					return w.Goodbye()
+				})
+				for _, h := range hosts {
+					<-h.agent.Done()
+					if err := h.agent.Err(); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// Workers that update all tensors at once execute the transfers of a plan that updates
+// them one by one, behind a barrier. Plans that delay updates they do not.
+func TestPlanBehindBarrier(t *testing.T) {
+	j := trained()
+	waits := built(t, j, "dear", plan.DefaultLimits)
+	for i := range waits.Programs[0].Transfers {
+		if x := &waits.Programs[0].Transfers[i]; x.Kind == cluster.AllGather {
+			x.Gates = append(x.Gates, plan.Gate{Kind: plan.Boundary})
+		}
+	}
+	l := collective.Layout{1, 1}
+	sum := means(t, j, l)
+	for _, x := range []struct {
+		plan *plan.Plan
+		says func(*protocol.Hello)
+	}{
+		{built(t, j, "p3", plan.DefaultLimits), func(h *protocol.Hello) { h.Mode = "global" }},
+		{waits, func(h *protocol.Hello) { h.Mode = "global" }},
+		{waits, func(h *protocol.Hello) { h.Boundaries = false }},
+	} {
+		var warned []string
+		hosts := given(t, l, agent.Schedule{Plan: x.plan, Limits: plan.DefaultLimits}, func(s string) { warned = append(warned, s) })
+		must(t, hosts, func(w *worker.Worker) error {
+			h := does(j)
+			x.says(&h)
+			if err := w.Hello(h); err != nil {
+				return err
+			}
+			if u := w.Welcome.Updates; len(u) != 1 || u[0].At != "step" || u[0].Iteration != 0 || u[0].Tensors != nil {
+				return fmt.Errorf("updates %+v", u)
+			}
+			y := &trainee{w, j, sum, map[[2]int]bool{}}
+			for i := range 3 {
+				if err := y.iterate(i); err != nil {
+					return err
+				}
+			}
+			return w.Goodbye()
+		})
+		if len(warned) != 1 || !strings.Contains(warned[0], "optimizer.step() waits for all") {
+			t.Errorf("warned of %q", warned)
+		}
+	}
+}
+
+// A worker that is killed in the middle of a plan ends all, with what they waited for.
+func TestPlanLost(t *testing.T) {
+	j := trained()
+	for _, p := range []*plan.Plan{built(t, j, "p3", plan.DefaultLimits), built(t, j, "deft", plan.DelayLimits(1))} {
+		l := collective.Layout{2, 1}
+		sum := means(t, j, l)
+		hosts := given(t, l, agent.Schedule{Plan: p, Limits: plan.AnyLimits}, nil)
+		for rank, err := range everywhere(hosts, func(w *worker.Worker) error {
+			if err := w.Hello(does(j)); err != nil {
+				return err
+			}
+			y := &trainee{w, j, sum, map[[2]int]bool{}}
+			for i := range 1000 {
+				if w.Rank == 2 && i == 4 {
+					return w.Close()
+				}
+				if err := y.iterate(i); err != nil {
+					return err
+				}
+			}
+			return nil
+		}) {
+			if want := "rank 2 is lost: its connection ended (EOF), while waiting for its gradient of tensor "; rank != 2 && (err == nil || !strings.Contains(err.Error(), want)) {
+				t.Errorf("%s: rank %d: %v, want %s", p.Policy, rank, err, want)
 			}
 		}
 	}

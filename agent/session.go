@@ -133,8 +133,11 @@ func (a *Agent) begin(first *protocol.Hello) {
 	}
 	var l *layout
 	var err error
-	if a.Schedule != nil {
-		l, err = a.Schedule.layout(first, a.alone())
+	if a.Schedule != nil && len(first.Tensors) > 0 {
+		var note string
+		if l, note, err = a.Schedule.layout(first, a.alone()); note != "" && a.Ranks[0] == 0 && a.Warn != nil {
+			a.Warn(note)
+		}
 	} else {
 		l, err = newLayout(first)
 	}

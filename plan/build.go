@@ -66,6 +66,25 @@ func (p *Plan) AllReduce(link int, b Bucket) int {
 	return p.Add(link, cluster.AllReduce, p.AddBucket(b), Gate{Kind: GradientReady})
 }
 
+// WithBarrier is a synchronous plan with all updates of a generation at the step that
+// ends it, and no transfer waiting for the end of an iteration. The transfers and their
+// order stay, so it need not hold the rules that p holds.
+func (p *Plan) WithBarrier() *Plan {
+	out := *p
+	out.Updates, out.Programs = nil, slices.Clone(p.Programs)
+	for g := range p.Generations {
+		out.Updates = append(out.Updates, Update{Generation: g, At: AtStep, Iteration: p.Generations[g].Last()})
+	}
+	for l := range out.Programs {
+		transfers := slices.Clone(out.Programs[l].Transfers)
+		for i := range transfers {
+			transfers[i].Gates = slices.DeleteFunc(slices.Clone(transfers[i].Gates), func(g Gate) bool { return g.Kind == Boundary })
+		}
+		out.Programs[l].Transfers = transfers
+	}
+	return &out
+}
+
 // AddCollectives inserts the job's own collectives, once an iteration, into
 // the program of the first link, each before the first transfer that is
 // released no sooner in a stall-free execution of the job; those that follow
