@@ -126,7 +126,7 @@ type membership struct {
 func (s *membership) next(ctx context.Context, kind protocol.Kind) (protocol.Message, error) {
 	m, err := s.in.Next()
 	switch {
-	case ctx.Err() != nil:
+	case err != nil && ctx.Err() != nil:
 		return m, context.Cause(ctx)
 	case err != nil:
 		return m, fmt.Errorf("rank 0 is lost: its connection ended (%w), before all hosts were connected", err)
@@ -186,6 +186,9 @@ func (s *membership) together(ctx context.Context, w *welcome, peers *transport.
 	}
 	if err == nil {
 		err = <-ended
+		if err != nil && err == context.Cause(ctx) {
+			err = s.withdraw(err)
+		}
 	} else {
 		err = cmp.Or(context.Cause(connecting), err)
 		s.conn.SetReadDeadline(time.Unix(1, 0))
@@ -196,6 +199,20 @@ func (s *membership) together(ctx context.Context, w *welcome, peers *transport.
 		e = nil
 	}
 	return e, err
+}
+
+// withdraw takes back that this host is ready, because of a cause, which it returns. The
+// others may have been told already that all are: then all have met, and hear the cause
+// of this host as of any other.
+func (s *membership) withdraw(cause error) error {
+	lastWord(s.conn, cause)
+	s.conn.SetReadDeadline(time.Now().Add(partingTime))
+	_, err := s.next(context.Background(), protocol.KindDone)
+	s.told = true
+	if err == nil {
+		return nil
+	}
+	return cause
 }
 
 // lastWords tells the others of a failure before this host has met them, if rank 0 is
@@ -343,6 +360,12 @@ var passing = []syscall.Errno{syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.
 
 // part tells the other side why this one leaves, and waits until it has read it.
 func part(conn net.Conn, err error) {
+	lastWord(conn, err)
+	drain(conn)
+}
+
+// lastWord tells the server that this host leaves, as err says.
+func lastWord(conn net.Conn, err error) {
 	var f *protocol.Failed
 	switch {
 	case errors.Is(err, context.Canceled):
@@ -353,7 +376,6 @@ func part(conn net.Conn, err error) {
 		say(conn, protocol.KindFailed, &protocol.Failed{Message: err.Error()})
 	}
 	conn.(*net.TCPConn).CloseWrite()
-	drain(conn)
 }
 
 // drain reads until the other side ends, so that nothing that was written is lost.

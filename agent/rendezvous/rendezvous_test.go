@@ -307,6 +307,57 @@ func TestCancelled(t *testing.T) {
 	}
 }
 
+// Who fails when all are ready, and the others have been told so, has met them.
+func TestCancelledReady(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c := hosts(t, 1)[0]
+	ctx, cancel := context.WithCancelCause(t.Context())
+	met := make(chan error, 1)
+	go func() {
+		e, _, err := c.join(ctx, l.Addr().String())
+		if err == nil {
+			e.Close()
+		}
+		met <- err
+	}()
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := transport.Admit(conn, secret); err != nil {
+		t.Fatal(err)
+	}
+	in := protocol.NewReader(conn)
+	next := func(kind protocol.Kind) (m protocol.Message) {
+		t.Helper()
+		if m, err = in.Next(); err != nil || m.Kind != kind {
+			t.Fatalf("%v, %v, want %v", m.Kind, err, kind)
+		}
+		return m
+	}
+	var member Member
+	if err := next(protocol.KindHello).Decode(&member); err != nil {
+		t.Fatal(err)
+	}
+	if err := say(conn, protocol.KindWelcome, &welcome{Epoch: 1, Hosts: table{member}}); err != nil {
+		t.Fatal(err)
+	}
+	next(protocol.KindReady)
+	cancel(&protocol.Failed{Message: "rank 0 is lost"})
+	next(protocol.KindFailed)
+	if err := say(conn, protocol.KindDone, nil); err != nil { // which crossed it
+		t.Fatal(err)
+	}
+	if err := <-met; err != nil {
+		t.Error(err)
+	}
+}
+
 // Noise on the port ends nothing.
 func TestNoise(t *testing.T) {
 	t.Parallel()
