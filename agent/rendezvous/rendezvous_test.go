@@ -129,7 +129,7 @@ func TestDifferent(t *testing.T) {
 		change     func(c []Config)
 	}{
 		{"world", "(WORLD_SIZE), rank ", func(c []Config) { c[1].World = 5 }},
-		{"version", "weft is 0.1.0 on rank 0, 0.2.0 on rank 2", func(c []Config) { c[1].Weft = "0.2.0" }},
+		{"version", "0.2.0 on rank 2", func(c []Config) { c[1].Weft = "0.2.0" }},
 		{"duplicate", "rank 2 is on two hosts", func(c []Config) { c[2].First = 2 }},
 		{"cyclic", "numbered host by host (Slurm: --distribution=block)", func(c []Config) { c[1].First = 1 }},
 		{"rank", "of 4 workers: RANK", func(c []Config) { c[2].First = 4 }},
