@@ -48,6 +48,14 @@ else:
             return parameter.expand_as(parameter).grad_fn.next_functions[0][0]
 
 
+if hasattr(torch, "compiler") and hasattr(torch.compiler, "is_dynamo_compiling"):
+    _is_compiling = torch.compiler.is_dynamo_compiling
+else:
+
+    def _is_compiling() -> bool:
+        return False
+
+
 class ForwardHook:
     """A hook on a model. It does not go along into copies of the model, in memory (deepcopy) or on disk."""
 
@@ -55,7 +63,8 @@ class ForwardHook:
         self._function = function
 
     def __call__(self, *args: Any) -> None:
-        if self._function is not None:
+        # The compiler would give up a model, such as a Sequential, whose hooks it meets and cannot compile.
+        if self._function is not None and not _is_compiling():
             self._function(*args)
 
     def __reduce__(self) -> Any:

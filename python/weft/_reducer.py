@@ -10,6 +10,7 @@ import torch
 from ._calls import Calls
 from ._client import Client, Layout, Tensor, WeftError
 from ._device import Device
+from ._handover import HandOver
 from ._hooks import ForwardHook, GradientHook, StepHook, at_end_of_backward, tensors_in
 from ._memory import dtype_name, view
 
@@ -69,6 +70,7 @@ class Reducer:
         )
         self._bucket_of = {k: b for b, bucket in enumerate(layout.buckets) for k in bucket.tensors}
         self._reset()
+        self._hand_over = HandOver([p for _, p in self.parameters], self._early)
         self._hooks = [GradientHook(p, lambda k=k: self._gradient(k)) for k, (_, p) in enumerate(self.parameters)]
         self._handles = [
             self._model.register_forward_pre_hook(ForwardHook(lambda *_: self._before_forward())),
@@ -88,6 +90,7 @@ class Reducer:
         """Leaves the model as it was."""
         for h in self._hooks + self._handles:
             h.remove()
+        self._hand_over.remove()
 
     def _reset(self) -> None:
         self._reached = [False] * len(self.parameters)
@@ -146,21 +149,34 @@ class Reducer:
     def _gradient(self, k: int) -> None:
         """The hook of parameter k: its gradient is complete."""
         self._begin()
+        if self._hand_over.accumulated(k):
+            return
         if self.paused:
             self._added[k] = True
             return
         if self._reached[k] and self._missing[self._bucket_of[k + 1]] == 0:
             raise WeftError(
                 f"{self._name(k)} received a second gradient in one backward pass, after the other workers had the first:"
-                " a parameter used in several checkpointed segments needs checkpoint(..., use_reentrant=False)"
+                " a parameter used in several checkpointed segments needs checkpoint(..., use_reentrant=False); of a compiled model,"
+                " code that uses a parameter in some iterations only must be compiled too"
             )
-        self._copy(k)
+        self._copy(k, self.parameters[k][1].grad)
         if not self._reached[k]:
             self._reached[k] = True
             self._fill(k + 1)
 
-    def _copy(self, k: int) -> None:
-        grad = self.parameters[k][1].grad
+    @torch.no_grad()
+    def _early(self, k: int, gradient: torch.Tensor) -> bool:
+        """A compiled graph has the gradient of parameter k, which autograd will accumulate: whether it is taken now."""
+        self._begin()
+        if self.paused or self._reached[k]:
+            return False
+        self._copy(k, gradient)
+        self._reached[k] = True
+        self._fill(k + 1)
+        return True
+
+    def _copy(self, k: int, grad: Any) -> None:
         if grad.layout is not torch.strided:
             raise WeftError(f"{self._name(k)} has a sparse gradient, which weft does not reduce: use sparse=False")
         self._device.copy_in(self._in[k], grad)
@@ -186,7 +202,7 @@ class Reducer:
                 if p.grad is None:
                     self._in[k].zero_()
                 else:
-                    self._copy(k)  # added within no_sync, or in an earlier pass
+                    self._copy(k, p.grad)  # added within no_sync, or in an earlier pass
                 self._fill(k + 1)
         trains = [rank == self._client.rank for rank in range(self._client.world)]
         self._used_in.copy_(torch.tensor(used + trains, dtype=self._used_in.dtype))

@@ -21,11 +21,12 @@ from typing import Iterator, Optional, Tuple, TypeVar
 import torch
 
 from ._client import WeftError
+from ._graph import backend
 from ._reducer import Reducer
 from ._session import BUCKET_BYTES, FIRST_BUCKET_BYTES, Session
 
 __all__ = [
-    "WeftError", "all_reduce", "barrier", "broadcast", "init", "join", "no_sync", "rank", "shutdown", "world_size",
+    "WeftError", "all_reduce", "backend", "barrier", "broadcast", "init", "join", "no_sync", "rank", "shutdown", "world_size",
     "wrap",
 ]  # fmt: skip
 
