@@ -2,7 +2,6 @@ package alarm
 
 import (
 	"slices"
-	"sync"
 	"testing"
 	"time"
 )
@@ -15,24 +14,21 @@ func TestOrder(t *testing.T) {
 	}
 	defer c.Close()
 	start := time.Now()
-	var mu sync.Mutex
-	var order []int
-	var all sync.WaitGroup
+	until := func(i int) time.Time { return start.Add(time.Duration(i) * 20 * time.Millisecond) }
+	wake := make([]<-chan struct{}, 4)
 	for _, i := range []int{3, 1, 2, 0} {
-		all.Go(func() {
-			until := start.Add(time.Duration(i) * 20 * time.Millisecond)
-			<-c.At(until)
-			if time.Now().Before(until) {
-				t.Error("woken too early")
-			}
-			mu.Lock()
-			order = append(order, i)
-			mu.Unlock()
-		})
+		wake[i] = c.At(until(i))
 	}
-	all.Wait()
-	if len(order) != 4 || order[3] != 3 {
-		t.Error(order)
+	<-wake[3]
+	if time.Now().Before(until(3)) {
+		t.Error("woken too early")
+	}
+	for i, w := range wake[:3] {
+		select {
+		case <-w:
+		default:
+			t.Errorf("the last was woken before number %d", i)
+		}
 	}
 }
 
