@@ -74,35 +74,46 @@ class ForwardHook:
 if hasattr(torch.optim.Optimizer, "register_step_pre_hook"):  # torch 2.0
 
     class StepHook:
-        """Calls a function before each step of an optimizer."""
+        """Calls a function before each step of an optimizer, and another one after it."""
 
-        def __init__(self, optimizer: torch.optim.Optimizer, function: Callable[[], None]) -> None:
-            self._handle = optimizer.register_step_pre_hook(lambda *_: function())
+        def __init__(
+            self, optimizer: torch.optim.Optimizer, before: Callable[[], None], after: Optional[Callable[[], None]] = None
+        ) -> None:
+            self._handles = [optimizer.register_step_pre_hook(lambda *_: before())]
+            if after is not None:
+                self._handles.append(optimizer.register_step_post_hook(lambda *_: after()))
 
         def remove(self) -> None:
-            self._handle.remove()
+            for h in self._handles:
+                h.remove()
 
 else:
 
     class StepHook:  # type: ignore[no-redef]
-        """Calls a function before each step of an optimizer."""
+        """Calls a function before each step of an optimizer, and another one after it."""
 
-        def __init__(self, optimizer: torch.optim.Optimizer, function: Callable[[], None]) -> None:
-            self._function: Optional[Callable[[], None]] = function
+        def __init__(
+            self, optimizer: torch.optim.Optimizer, before: Callable[[], None], after: Optional[Callable[[], None]] = None
+        ) -> None:
+            self._before: Optional[Callable[[], None]] = before
+            self._after = after
             # A scheduler replaces this attribute of the object too, be it before us or after: each calls what it found, and a
             # scheduler needs it to be a method.
             step = optimizer.step
 
             @functools.wraps(step)
             def hooked(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-                if self._function is not None:
-                    self._function()
-                return step(*args, **kwargs)
+                if self._before is not None:
+                    self._before()
+                result = step(*args, **kwargs)
+                if self._after is not None:
+                    self._after()
+                return result
 
             optimizer.step = types.MethodType(hooked, optimizer)  # type: ignore[method-assign]
 
         def remove(self) -> None:
-            self._function = None
+            self._before = self._after = None
 
 
 def at_end_of_backward(function: Callable[[], None]) -> None:

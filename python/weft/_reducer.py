@@ -13,6 +13,7 @@ from ._device import Device
 from ._handover import HandOver
 from ._hooks import ForwardHook, GradientHook, StepHook, at_end_of_backward, tensors_in
 from ._memory import dtype_name, view
+from ._profile import Watch
 
 # The name of the tensor that says which parameters a worker used, an element a parameter, and which workers trained, an
 # element a worker: 1 or 0. It is the first, so that it travels in the last bucket. Optimizers treat a gradient of None and one
@@ -34,6 +35,7 @@ class Reducer:
 
     def __init__(self, client: Client, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._client = client
+        self.watch = Watch(client)
         self._model = model
         self._optimizer = optimizer
         self._places = _Places(model)
@@ -88,6 +90,7 @@ class Reducer:
 
     def remove(self) -> None:
         """Leaves the model as it was."""
+        self.watch.remove()
         for h in self._hooks + self._handles:
             h.remove()
         self._hand_over.remove()
@@ -125,6 +128,7 @@ class Reducer:
         """Has the engine call _end at the end of the backward pass that runs, unless it will already."""
         if self.ended is not None:
             raise WeftError(self.ended)
+        self.watch.backward()
         if self.paused or self._pass() is not None:
             return
         self._open()
@@ -153,6 +157,7 @@ class Reducer:
             return
         if self.paused:
             self._added[k] = True
+            self.watch.gradient(k)
             return
         if self._reached[k] and self._missing[self._bucket_of[k + 1]] == 0:
             raise WeftError(
@@ -164,6 +169,7 @@ class Reducer:
         if not self._reached[k]:
             self._reached[k] = True
             self._fill(k + 1)
+        self.watch.gradient(k)
 
     @torch.no_grad()
     def _early(self, k: int, gradient: torch.Tensor) -> bool:
@@ -186,7 +192,7 @@ class Reducer:
         b = self._bucket_of[tensor]
         self._missing[b] -= 1
         if self._missing[b] == 0:
-            self._device.when_copied(self._client.ready, b, self._iteration)
+            self._device.when_copied(self.watch.ready, b, self._iteration)
 
     @torch.no_grad()
     def _end(self) -> None:
@@ -208,10 +214,11 @@ class Reducer:
         self._used_in.copy_(torch.tensor(used + trains, dtype=self._used_in.dtype))
         self._fill(0)
         self._device.settle()
+        self.watch.sent()
 
         rest = []
         for _ in self._layout.buckets:
-            bucket = self._layout.buckets[self._client.done(self._iteration)]
+            bucket = self._layout.buckets[self.watch.done(self._iteration)]
             reduced = [tensor - 1 for tensor in bucket.tensors if tensor]
             self._take([k for k in reduced if used[k]])
             rest += [k for k in reduced if not used[k]]
@@ -230,7 +237,10 @@ class Reducer:
             self._trained = trained
             # DDP broadcasts before the next forward pass, which finds the same values. Here, a worker that evaluates alone
             # needs no other, and all evaluate with the same statistics.
-            self._calls.broadcast(self._places.buffers(), root=trained[0])
+            buffers = self._places.buffers()
+            with self.watch.broadcast(buffers):
+                self._calls.broadcast(buffers, root=trained[0])
+        self.watch.ended(self._iteration)
         return bool(trained)
 
     @torch.no_grad()
@@ -247,8 +257,9 @@ class Reducer:
             for tensor in range(1 + len(self.parameters)):
                 self._fill(tensor)
             self._device.settle()
+            self.watch.sent()
             for _ in self._layout.buckets:
-                self._client.done(self._iteration)
+                self.watch.done(self._iteration)
             trains = self._close()
         if len(self._trained) < self._client.world:
             root = self._trained[0]
