@@ -25,6 +25,7 @@ import (
 	"weft/collective"
 	"weft/engine"
 	"weft/job"
+	"weft/profile"
 	"weft/transport"
 )
 
@@ -51,6 +52,8 @@ type Config struct {
 	Timeout time.Duration
 	// Schedule is what is executed; nil: plain buckets.
 	Schedule *Schedule
+	// Review, if set, has workers measure and report.
+	Review *Review
 }
 
 // Agent serves the workers of one host, from [Listen] to [Agent.Close].
@@ -108,9 +111,10 @@ type worker struct {
 
 // call is a call that a worker has made.
 type call struct {
-	protocol.Call
-	index int
-	bytes int64
+	protocol.Call // but for the report
+	index         int
+	bytes         int64
+	report        *profile.Report
 }
 
 const (
@@ -465,6 +469,7 @@ func (a *Agent) take(conn *net.UnixConn, who *int, m protocol.Message) error {
 			a.failf(rank, "rank %d declared bucket %d ready before it was welcome", rank, m.Index)
 			return nil
 		}
+		a.session.measured.declared(m.Iteration, a.now())
 		a.step(engine.Event{Kind: engine.Ready, Rank: rank, Bucket: m.Index, Iteration: m.Iteration})
 		a.cross()
 	case protocol.KindBoundary, protocol.KindOp:
@@ -534,9 +539,13 @@ func (a *Agent) called(w int, m protocol.Message) error {
 	if err := m.Decode(&c.Call); err != nil {
 		return err
 	}
+	c.report, c.Report = c.Report, nil
 	var err error
 	if c.bytes, err = a.check(&c.Call); err != nil {
 		return err
+	}
+	if (c.report != nil) != (c.Kind == protocol.Review) {
+		return fmt.Errorf("%v: reviews have a report, and no other calls", c)
 	}
 	if len(x.calls) == 0 {
 		x.since = a.now()

@@ -325,8 +325,11 @@ func (a *Agent) ask(want any, differ func(host int, other []byte) error) func() 
 			return err
 		}
 		for i, other := range others {
-			if !bytes.Equal(mine, other) {
-				return differ(a.others()[i], other)
+			if bytes.Equal(mine, other) {
+				continue
+			}
+			if err := differ(a.others()[i], other); err != nil {
+				return err
 			}
 		}
 		return nil

@@ -15,6 +15,7 @@ import (
 	"weft/engine"
 	"weft/job"
 	"weft/plan"
+	"weft/profile"
 	"weft/transport"
 )
 
@@ -25,6 +26,8 @@ type session struct {
 	inputs  []*region // by worker
 	output  *region
 	flights int // transfers and calls that use the memory
+
+	measured *measured // nil: nobody reviews
 
 	programs [][]*collective.Program // by link and transfer; nil: one host
 	epoch    uint64                  // tells its transfers from those of other sessions
@@ -37,6 +40,7 @@ func (a *Agent) newSession(l *layout) (*session, error) {
 		return nil, err
 	}
 	l.welcome.Ops = e.Ops()
+	m := a.Review.begin(l)
 	for b := range l.plan.Buckets {
 		if g := e.Generations(b); len(g) < len(l.plan.Generations) {
 			l.welcome.Buckets[b].Generations = g
@@ -46,7 +50,7 @@ func (a *Agent) newSession(l *layout) (*session, error) {
 	if err := enough(len(a.Ranks)+1, size); err != nil {
 		return nil, err
 	}
-	s := &session{layout: l, engine: e, epoch: a.agreements}
+	s := &session{layout: l, engine: e, epoch: a.agreements, measured: m}
 	if !a.alone() {
 		if s.programs, err = a.programs(l); err != nil {
 			return nil, err
@@ -172,7 +176,9 @@ func (a *Agent) step(v engine.Event) {
 		switch x.Kind {
 		case engine.Start:
 			start := time.Now()
+			begun := a.now()
 			a.fly(s, func() error { return a.transfer(s, x) }, func() {
+				s.measured.transferred(x, begun, a.now())
 				if a.Schedule != nil && a.Schedule.Watch != nil {
 					a.Schedule.Watch(Flight{x, start, time.Now()})
 				}
@@ -232,19 +238,28 @@ func (a *Agent) all(m protocol.Message) {
 type numbered struct {
 	Index int           `json:"index"`
 	Call  protocol.Call `json:"call"`
+	Host  *profile.Host `json:"host,omitzero"` // of a review: what its host knows
 }
 
 // call does what all workers have called for.
 func (a *Agent) call() {
 	first := a.workers[0].calls[0]
+	var reports []profile.Report
 	for w := range a.workers {
 		x := a.workers[w].calls[0]
-		if *x != *first {
+		if x.report != nil {
+			reports = append(reports, *x.report)
+		}
+		if x.index != first.index || x.Call != first.Call {
 			a.failf(a.Ranks[w], "rank %d makes call %d (%v), rank %d call %d (%v): every rank must make the same calls in the same order",
 				a.Ranks[0], first.index, first, a.Ranks[w], x.index, x)
 			return
 		}
 		a.workers[w].calls, a.workers[w].since = slices.Delete(a.workers[w].calls, 0, 1), a.now()
+	}
+	if first.Kind == protocol.Review {
+		a.review(first, reports)
+		return
 	}
 	s, op := a.session, a.agreements
 	work := func() error { return a.collective(s, op, &first.Call) }
@@ -257,13 +272,8 @@ func (a *Agent) call() {
 		a.fly(s, work, returned)
 		return
 	}
-	ask := a.ask(numbered{first.index, first.Call}, func(host int, other []byte) error {
-		var theirs numbered
-		if err := protocol.Decode(other, &theirs); err != nil || theirs.Call.Kind == "" {
-			return fmt.Errorf("rank %d makes call %d (%v), while rank %d says hello: every rank must do the same", a.Ranks[0], first.index, first, a.first(host))
-		}
-		return fmt.Errorf("rank %d makes call %d (%v), rank %d call %d (%v): every rank must make the same calls in the same order",
-			a.Ranks[0], first.index, first, a.first(host), theirs.Index, theirs.Call)
+	ask := a.ask(numbered{Index: first.index, Call: first.Call}, func(host int, other []byte) error {
+		return a.otherCall(first, host, other, new(numbered))
 	})
 	a.fly(s, func() error {
 		worked := make(chan error, 1)
@@ -273,6 +283,19 @@ func (a *Agent) call() {
 		}
 		return <-worked
 	}, returned)
+}
+
+// otherCall reads what another host does in place of a call, and tells how it differs;
+// nil: it makes the same call.
+func (a *Agent) otherCall(c *call, host int, other []byte, theirs *numbered) error {
+	if err := protocol.Decode(other, theirs); err != nil || theirs.Call.Kind == "" {
+		return fmt.Errorf("rank %d makes call %d (%v), while rank %d says hello: every rank must do the same", a.Ranks[0], c.index, c, a.first(host))
+	}
+	if theirs.Index == c.index && theirs.Call == c.Call {
+		return nil
+	}
+	return fmt.Errorf("rank %d makes call %d (%v), rank %d call %d (%v): every rank must make the same calls in the same order",
+		a.Ranks[0], c.index, c, a.first(host), theirs.Index, theirs.Call)
 }
 
 // check returns how many bytes a call carries, and refuses one that cannot be done.
@@ -291,13 +314,13 @@ func (a *Agent) check(c *protocol.Call) (bytes int64, err error) {
 // reduction is what a call computes, and of how many bytes.
 func (a *Agent) reduction(c *protocol.Call) (r collective.Reduction, bytes int64, err error) {
 	switch c.Kind {
-	case protocol.Barrier:
+	case protocol.Barrier, protocol.Review:
 		return r, 0, nil
 	case protocol.Broadcast:
 		return r, c.Bytes, nil
 	case protocol.AllReduce:
 	default:
-		return r, 0, fmt.Errorf("no call %q; there are barrier, broadcast and all-reduce", c.Kind)
+		return r, 0, fmt.Errorf("no call %q; there are barrier, broadcast, all-reduce and review", c.Kind)
 	}
 	d, err := job.ParseDType(c.DType)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -17,30 +18,33 @@ import (
 // Report is what one rank measured. Times are microseconds, medians over
 // iterations.
 type Report struct {
-	Iterations int `json:"iterations"`     // measured; 0: none, and nothing else is there
-	Kept       int `json:"kept,omitempty"` // of them, whose events came in the commonest order; the others do not count
+	Iterations int `json:"iterations"`    // measured; 0: none, and nothing else is there
+	Kept       int `json:"kept,omitzero"` // of them, whose events came in the commonest order; the others do not count
 	// Global says that gradients were read between the backward pass and the step.
-	Global bool `json:"global,omitempty"`
+	Global bool `json:"global,omitzero"`
 	// Ops are what an iteration computes, in this order, and Compute all of it; Phases are
 	// its parts, by phase. Medians of parts sum to less than the median of a whole.
-	Ops     []Op               `json:"ops,omitempty"`
-	Compute float64            `json:"compute,omitempty"`
-	Phases  map[string]float64 `json:"phases,omitempty"`
-	Buffers *Buffers           `json:"buffers,omitempty"`
+	Ops     []Op               `json:"ops,omitzero"`
+	Compute float64            `json:"compute,omitzero"`
+	Phases  map[string]float64 `json:"phases,omitzero"`
+	Buffers *Buffers           `json:"buffers,omitzero"`
 	// Of the iterations in which transfers overlap with computation: how long one takes,
 	// Waited of it for others, and Overlapped its backward pass. 0: there were none.
-	Iteration  float64 `json:"iteration,omitempty"`
-	Waited     float64 `json:"waited,omitempty"`
-	Overlapped float64 `json:"overlapped,omitempty"`
+	Iteration  float64 `json:"iteration,omitzero"`
+	Waited     float64 `json:"waited,omitzero"`
+	Overlapped float64 `json:"overlapped,omitzero"`
+	// Times are how long all iterations took since the report before this one, but for the
+	// first.
+	Times []float64 `json:"times,omitzero"`
 }
 
 // Op is one computation step. Reads and Gives are numbers of tensors.
 type Op struct {
 	Name  string         `json:"name"`
 	Phase string         `json:"phase"` // forward, backward or update
-	Micro int32          `json:"micro,omitempty"`
-	Reads []job.TensorID `json:"reads,omitempty"`
-	Gives []job.TensorID `json:"gives,omitempty"` // whose gradients it adds to
+	Micro int32          `json:"micro,omitzero"`
+	Reads []job.TensorID `json:"reads,omitzero"`
+	Gives []job.TensorID `json:"gives,omitzero"` // whose gradients it adds to
 	Time  float64        `json:"time"`
 }
 
@@ -94,9 +98,14 @@ func Job(name string, tensors []job.Tensor, reports []Report) (*job.Job, error) 
 			updaters = append(updaters, id)
 		}
 	}
+	last := slices.IndexFunc(j.Ops, func(o job.Op) bool { return o.Phase == job.Backward }) - 1
 	for k := range j.Tensors {
-		if len(j.Tensors[k].Readers) > 0 {
-			j.Tensors[k].Updaters = updaters
+		t := &j.Tensors[k]
+		if strings.HasPrefix(t.Name, own) && last >= 0 {
+			t.Readers = []job.OpID{job.OpID(last)}
+		}
+		if len(t.Readers) > 0 {
+			t.Updaters = updaters
 		}
 	}
 	for _, rank := range like {
@@ -113,12 +122,21 @@ func Job(name string, tensors []job.Tensor, reports []Report) (*job.Job, error) 
 
 var phases = map[string]job.Phase{"forward": job.Forward, "backward": job.Backward, "update": job.Update}
 
+// own begins the names of tensors that are the client's, not the model's. No op reads
+// them, but any update may wait for them, and that is before the next backward pass.
+const own = "weft."
+
 // maxName bounds what a worker may call an op, bytes.
 const maxName = 1 << 10
 
 // check refuses a report that no worker sends. What is wrong with the graph is the
 // job's to find.
 func (r *Report) check(tensors int) error {
+	for i, t := range r.Times {
+		if err := checkTime(t); err != nil {
+			return fmt.Errorf("its report's iteration %d: %w", i, err)
+		}
+	}
 	if r.Iterations == 0 {
 		return nil
 	}
@@ -234,6 +252,9 @@ func scale(j *job.Job, reports []Report, like []int) {
 		to(longest(func(r *Report) float64 { return r.Phases[name] }), func(o *job.Op) bool { return o.Phase == phase })
 	}
 	to(longest(func(r *Report) float64 { return r.Compute }), func(*job.Op) bool { return true })
+	for i := range j.Ops {
+		j.Ops[i].Time = math.Round(j.Ops[i].Time*1e3) / 1e3 // nobody measures less
+	}
 }
 
 func notes(reports []Report, like []int) (out []string) {

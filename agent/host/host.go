@@ -32,6 +32,8 @@ type Config struct {
 	Getenv func(string) string
 	// Keep is the arguments with which this program calls [launch.Keep].
 	Keep []string
+	// Review is as in [agent.Config].
+	Review *agent.Review
 	// Out and Err get what workers print, Err also warnings.
 	Out, Err io.Writer
 }
@@ -43,7 +45,7 @@ const Timeout = 30 * time.Minute
 func (c *Config) listen(dir string, explained bool) (*agent.Agent, error) {
 	o := agent.Config{
 		World: c.World, Ranks: c.Ranks(), Socket: filepath.Join(dir, "agent"), Timeout: c.Timeout, Explained: explained,
-		Warn: c.warn,
+		Warn: c.warn, Review: c.Review,
 	}
 	if !c.Alone() {
 		m, err := c.rendezvous()

@@ -12,6 +12,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"weft/cluster"
+	"weft/profile"
 )
 
 // Version of the protocol.
@@ -104,6 +105,11 @@ type Welcome struct {
 	BufferBytes int64 `json:"buffer_bytes,omitzero"`
 	// Ops are those whose ends the worker tells.
 	Ops []int32 `json:"ops,omitzero"`
+
+	// Review is after how many iterations the worker makes a call of this kind; 0: never.
+	// The Profile iterations before the last one are to be measured op by op.
+	Review  int `json:"review,omitzero"`
+	Profile int `json:"profile,omitzero"`
 }
 
 // Place is where a bucket lies for the generation that ends in an iteration.
@@ -158,7 +164,7 @@ type Update struct {
 
 // Call is a collective outside the plan.
 type Call struct {
-	Kind     string `json:"kind"`        // barrier, broadcast or all-reduce
+	Kind     string `json:"kind"`        // barrier, broadcast, all-reduce or review
 	At       int64  `json:"at,omitzero"` // where its data lie, bytes from the beginning of the part for calls
 	Root     int    `json:"root"`        // of a broadcast: a rank
 	Bytes    int64  `json:"bytes,omitzero"`
@@ -166,10 +172,21 @@ type Call struct {
 	DType    string `json:"dtype,omitzero"`
 	Elements int64  `json:"elements,omitzero"`
 	From     int64  `json:"from,omitzero"` // the first element's place in its tensor
+	// Report, of a review, is what this worker has measured.
+	Report *profile.Report `json:"report,omitzero"`
+}
+
+// Decision is what a review returns.
+type Decision struct {
+	Change bool `json:"change"` // say hello again, for another plan
+	Review int  `json:"review"` // after how many iterations to review again; 0: never
 }
 
 // Kinds of calls.
-const Barrier = "barrier"
+const (
+	Barrier = "barrier"
+	Review  = "review"
+)
 
 var (
 	Broadcast = cluster.Broadcast.String()

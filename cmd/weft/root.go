@@ -35,7 +35,7 @@ cannot be read or written, 130 interrupted.`,
 	root.SetIn(c.In)
 	root.SetOut(c.Out)
 	root.SetErr(c.Err)
-	root.AddCommand(newInspect(c), newCompare(c), newPair(c), newPlan(c), newSimulate(c), newReplay(c), newRun(c), newLab(c), newBench(c), newLinks(c), newKeep(), newAgent(c), newImport(c), newPolicies(c), newZoo(c), newExplain(c), newStudy(c), newVersion(c))
+	root.AddCommand(newInspect(c), newCompare(c), newPair(c), newPlan(c), newSimulate(c), newReplay(c), newRun(c), newProfile(c), newLab(c), newBench(c), newLinks(c), newKeep(), newAgent(c), newImport(c), newPolicies(c), newZoo(c), newExplain(c), newStudy(c), newVersion(c))
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	mark(root)

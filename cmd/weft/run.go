@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -45,34 +46,54 @@ a signal) is that of weft run.`,
   weft run -n 2 --nodes 4 --node-rank 1 --master 10.0.0.1:29500 -- python3 train.py`,
 		Args: want(1, 0, "a COMMAND"),
 	}
-	cmd.Flags().SetInterspersed(false)
-	workers := cmd.Flags().IntP("workers", "n", 1, "how many workers to start")
-	nodes := cmd.Flags().Int("nodes", 1, "how many hosts there are (else WEFT_NODES)")
-	node := cmd.Flags().Int("node-rank", 0, "the number of this one, from 0 (else WEFT_NODE_RANK)")
-	master := cmd.Flags().String("master", "", "HOST:PORT of node 0, where workers gather; agents meet at the\nnext port, or at WEFT_PORT (else MASTER_ADDR and MASTER_PORT)")
-	timeout := cmd.Flags().Duration("timeout", host.Timeout, "how long workers may wait for another one; 0 for ever")
+	training := newTraining(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		for _, x := range []struct {
-			flag, env string
-			to        *int
-		}{{"nodes", "WEFT_NODES", nodes}, {"node-rank", "WEFT_NODE_RANK", node}} {
-			if err := fromEnv(cmd, x.flag, x.env, x.to); err != nil {
-				return err
-			}
-		}
-		place, err := place(*workers, *nodes, *node, *master)
+		o, err := training.config(cmd, c)
 		if err != nil {
 			return err
 		}
-		if *timeout < 0 {
-			return cli.Usagef("--timeout %v is negative", *timeout)
-		}
 		orderly.Store(true)
-		return passed(host.Run(cmd.Context(), host.Config{
-			Place: place, Weft: version, Timeout: *timeout, Getenv: os.Getenv, Keep: []string{keep}, Out: c.Out, Err: c.Err,
-		}, args))
+		return passed(host.Run(cmd.Context(), o, args))
 	}
 	return cmd
+}
+
+// training is the flags of commands that run one.
+type training struct {
+	workers, nodes, node *int
+	master               *string
+	timeout              *time.Duration
+}
+
+func newTraining(cmd *cobra.Command) *training {
+	f := cmd.Flags()
+	f.SetInterspersed(false)
+	return &training{
+		workers: f.IntP("workers", "n", 1, "how many workers to start"),
+		nodes:   f.Int("nodes", 1, "how many hosts there are (else WEFT_NODES)"),
+		node:    f.Int("node-rank", 0, "the number of this one, from 0 (else WEFT_NODE_RANK)"),
+		master:  f.String("master", "", "HOST:PORT of node 0, where workers gather; agents meet at the\nnext port, or at WEFT_PORT (else MASTER_ADDR and MASTER_PORT)"),
+		timeout: f.Duration("timeout", host.Timeout, "how long workers may wait for another one; 0 for ever"),
+	}
+}
+
+// config is this host's part.
+func (t *training) config(cmd *cobra.Command, c *cli.Console) (host.Config, error) {
+	o := host.Config{Weft: version, Timeout: *t.timeout, Getenv: os.Getenv, Keep: []string{keep}, Out: c.Out, Err: c.Err}
+	for _, x := range []struct {
+		flag, env string
+		to        *int
+	}{{"nodes", "WEFT_NODES", t.nodes}, {"node-rank", "WEFT_NODE_RANK", t.node}} {
+		if err := fromEnv(cmd, x.flag, x.env, x.to); err != nil {
+			return o, err
+		}
+	}
+	if *t.timeout < 0 {
+		return o, cli.Usagef("--timeout %v is negative", *t.timeout)
+	}
+	var err error
+	o.Place, err = place(*t.workers, *t.nodes, *t.node, *t.master)
+	return o, err
 }
 
 // passed passes the exit code of what weft has run on.

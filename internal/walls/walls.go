@@ -28,7 +28,7 @@ type Rules struct {
 
 // Default is the project's wall.
 var Default = Rules{
-	Pure:     []string{"job", "cluster", "plan", "policy", "bound", "sim", "timeline", "compare", "zoo", "study", "pair", "pilot", "engine"},
+	Pure:     []string{"job", "cluster", "plan", "policy", "bound", "sim", "timeline", "compare", "zoo", "study", "pair", "pilot", "profile", "engine"},
 	Outside:  []string{"trace", "engine", "transport", "collective", "agent", "launch", "lab", "links", "replay", "cmd"},
 	Standard: []string{"net", "os", "syscall", "io/ioutil", "math/rand", "crypto/rand", "plugin"},
 	Names: map[string][]string{

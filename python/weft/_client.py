@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Any, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from . import __version__
 
@@ -112,6 +112,8 @@ class Layout:
     updates: List[Update]
     buffers: int
     buffer_bytes: int
+    review: int = 0  # after how many iterations to call review; 0: never
+    profile: int = 0  # how many iterations, before the last one then, to measure op by op
 
     def generation(self, iteration: int) -> int:
         """The generation that an iteration is part of, counted from the hello."""
@@ -216,6 +218,20 @@ class Client:
                 raise self._fail(WeftError(f"rank {self.rank}: the agent returned call {returned}, which this worker has not made"))
             self._begun.remove(returned)
 
+    def review(self, report: Dict[str, Any]) -> Dict[str, Any]:
+        """Tells what this worker has measured, as every worker does after the same iteration; returns what is decided."""
+        index = self._calls
+        self._calls += 1
+        self._send(CALL, index, body=json.dumps({"kind": "review", "report": report}).encode())
+        returned, _, payload = self._receive(RETURNED)
+        try:
+            decision = json.loads(payload)
+            if returned != index or type(decision["change"]) is not bool or type(decision["review"]) is not int:
+                raise ValueError(payload)
+        except (LookupError, TypeError, ValueError) as e:
+            raise self._fail(WeftError(f"rank {self.rank}: the agent's answer to a review makes no sense: {e!r}")) from e
+        return dict(decision)
+
     def goodbye(self) -> None:
         """Ends the connection in order. Without it, the agent ends the other workers too."""
         if self._error is None and self._socket is not None:
@@ -279,6 +295,8 @@ class Client:
             updates=_updates(w.get("updates"), ends, len(tensors)),
             buffers=buffers,
             buffer_bytes=buffer_bytes,
+            review=w.get("review", 0),
+            profile=w.get("profile", 0),
         )
 
     def _send(self, kind: int, index: int = 0, iteration: int = 0, body: bytes = b"") -> None:

@@ -11,7 +11,7 @@ import contextlib
 import time
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, ContextManager, Dict, Iterator, List, Sequence, Set, Tuple
+from typing import Any, ContextManager, Dict, Iterable, Iterator, List, Sequence, Set, Tuple
 
 import torch
 
@@ -25,10 +25,11 @@ Event = Tuple[int, int]  # kind, number
 
 
 class Watch:
-    """Nobody measures: the reducer tells its progress, and sends and waits as the client does."""
+    """Measures how long iterations take. The reducer tells its progress, and sends and waits as the client does."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._ends: List[float] = []  # of iterations since the last report, seconds
 
     def backward(self) -> None:
         """A hook has been reached: a backward pass runs."""
@@ -53,6 +54,12 @@ class Watch:
 
     def ended(self, iteration: int) -> None:
         """An iteration's averages are in place; this is the number of the next one."""
+        self._ends.append(time.perf_counter())
+
+    def report(self) -> Dict[str, Any]:
+        """What was measured since the last report, as docs/formats/client.md has it."""
+        ends, self._ends = self._ends, self._ends[-1:]
+        return {"iterations": 0, "times": [round((b - a) * 1e6, 3) for a, b in zip(ends, ends[1:])]}
 
     def remove(self) -> None:
         """Takes all hooks off."""
@@ -164,6 +171,7 @@ class Profile(Watch):
         self._broadcast += time.perf_counter() - since
 
     def ended(self, iteration: int) -> None:
+        super().ended(iteration)
         if self._events:
             self._mark(END)
         self._iteration = iteration
@@ -200,20 +208,23 @@ class Profile(Watch):
     def report(self) -> Dict[str, Any]:
         """What was measured, as docs/formats/client.md has it. Takes the hooks off."""
         self.remove()
+        report = super().report()
         if not self._measured:
-            return {"iterations": 0}
+            return report
         form, _ = collections.Counter(i.events for i in self._measured).most_common(1)[0]
         kept = [i for i in self._measured if i.events == form]
         quiet, loud = [i for i in kept if i.quiet], [i for i in kept if not i.quiet]
         quiet = quiet or loud
         ops = _Ops(form, self._modules, [name for name, _ in self._parameters])
         times = [ops.times(i) for i in quiet]
-        report: Dict[str, Any] = {
-            "iterations": len(self._measured), "kept": len(kept), "global": self._reads.seen,
-            "compute": _us(sum(t) for t in times),
-            "phases": {phase: _us(ops.total(t, phase) for t in times) for phase in PHASES},
-            "ops": [dict(op, time=_us(t[n] for t in times)) for n, op in enumerate(ops.ops)],
-        }  # fmt: skip
+        report.update(
+            iterations=len(self._measured),
+            kept=len(kept),
+            compute=_us(sum(t) for t in times),
+            phases={phase: _us(ops.total(t, phase) for t in times) for phase in PHASES},
+            ops=[dict(op, time=_us(t[n] for t in times)) for n, op in enumerate(ops.ops)],
+        )
+        report["global"] = self._reads.seen
         if loud:
             report["iteration"] = _us(i.times[-1] - i.times[0] for i in loud)
             report["waited"] = _us(i.waited + i.broadcast for i in loud)
@@ -352,5 +363,5 @@ class _GradientReads:
                 p.__class__ = torch.nn.Parameter
 
 
-def _us(seconds: Iterator[float]) -> float:
+def _us(seconds: Iterable[float]) -> float:
     return round(median(seconds) * 1e6, 3)

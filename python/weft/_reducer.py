@@ -13,7 +13,7 @@ from ._device import Device
 from ._handover import HandOver
 from ._hooks import ForwardHook, GradientHook, StepHook, at_end_of_backward, tensors_in
 from ._memory import dtype_name, view
-from ._profile import Watch
+from ._profile import Profile, Watch
 
 # The name of the tensor that says which parameters a worker used, an element a parameter, and which workers trained, an
 # element a worker: 1 or 0. It is the first, so that it travels in the last bucket. Optimizers treat a gradient of None and one
@@ -79,6 +79,12 @@ class Reducer:
             self._model.register_forward_hook(ForwardHook(lambda model, inputs, output: self._after_forward(output))),
             StepHook(self._optimizer, self._before_step),
         ]
+        self._review = layout.review
+        if layout.profile > 0:
+            if self.parameters[0][1].is_cuda:
+                raise WeftError("the profile of a training on a GPU is not there yet: train with weft run, or profile on the CPU")
+            last = layout.review - 1
+            self.watch = Profile(self._client, self._model, self._optimizer, self.parameters, last - layout.profile, last)
 
     def end(self, successor: "Reducer") -> None:
         """Leaves the parameters of another reducer to it. A backward pass that reaches others raises from now on."""
@@ -241,6 +247,8 @@ class Reducer:
             with self.watch.broadcast(buffers):
                 self._calls.broadcast(buffers, root=trained[0])
         self.watch.ended(self._iteration)
+        if self._iteration == self._review:
+            self._review = self._client.review(self.watch.report())["review"]
         return bool(trained)
 
     @torch.no_grad()

@@ -1,0 +1,128 @@
+package agent
+
+import (
+	"fmt"
+	"time"
+
+	"weft/agent/protocol"
+	"weft/engine"
+	"weft/job"
+	"weft/profile"
+)
+
+// Review has workers measure their iterations, and report.
+type Review struct {
+	// After so many iterations of a model workers report. Of these, Profile, before the
+	// last one, are measured op by op.
+	After, Profile int
+	// Take gets what all hosts know, on each of them the same, and says what is next.
+	// It is called once a review and may take its time: the workers wait.
+	Take func(Reviewed) (protocol.Decision, error)
+}
+
+// Reviewed is what is known of the iterations since the last hello.
+type Reviewed struct {
+	Tensors []job.Tensor // their names, elements and types
+	Hosts   []profile.Host
+}
+
+// Reports are those of all ranks, in order.
+func (r *Reviewed) Reports() (out []profile.Report) {
+	for _, h := range r.Hosts {
+		out = append(out, h.Reports...)
+	}
+	return out
+}
+
+// measured is what a host sees of the iterations that its workers measure. All
+// methods take nil, for nobody measures.
+type measured struct {
+	bytes       []int64 // by bucket
+	first, last int     // iterations, the last not included
+	profile.Host
+}
+
+// begin announces a review to the workers of a layout.
+func (r *Review) begin(l *layout) *measured {
+	if r == nil || len(l.job.Tensors) == 0 {
+		return nil
+	}
+	l.welcome.Review, l.welcome.Profile = r.After, r.Profile
+	m := &measured{first: r.After - 1 - r.Profile, last: r.After - 1}
+	for b := range l.plan.Buckets {
+		m.bytes = append(m.bytes, l.plan.Buckets[b].Bytes(l.job))
+	}
+	m.Passes = make([]profile.Pass, max(r.Profile, 0))
+	return m
+}
+
+func (m *measured) sees(iteration int) bool {
+	return m != nil && iteration >= m.first && iteration < m.last
+}
+
+// declared notes that a worker has declared a bucket.
+func (m *measured) declared(iteration int, now time.Duration) {
+	if !m.sees(iteration) {
+		return
+	}
+	p, at := &m.Passes[iteration-m.first], micros(now)
+	if p.First == 0 {
+		p.First = at
+	}
+	p.Last = at
+}
+
+// transferred notes a transfer.
+func (m *measured) transferred(x engine.Action, begun, done time.Duration) {
+	if m.sees(x.Iteration) && x.Bucket >= 0 {
+		m.Transfers = append(m.Transfers, profile.Transfer{
+			Iteration: x.Iteration - m.first, Bytes: m.bytes[x.Bucket], Start: micros(begun), End: micros(done),
+		})
+	}
+}
+
+func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
+
+// review takes the reports of all workers of this host, and those of the others.
+func (a *Agent) review(c *call, reports []profile.Report) {
+	m := a.session.measured
+	if m == nil {
+		a.failf(a.Ranks[0], "rank %d reports what it has measured, and nobody has asked it to", a.Ranks[0])
+		return
+	}
+	mine := m.Host
+	mine.Reports = reports
+	r := Reviewed{Tensors: a.session.job.Tensors, Hosts: make([]profile.Host, max(1, len(a.hosts)))}
+	ask := func() error { r.Hosts[0] = mine; return nil }
+	if !a.alone() {
+		for h := range r.Hosts {
+			r.Hosts[h] = mine // of those who say the very same
+		}
+		ask = a.ask(numbered{c.index, c.Call, &mine}, func(host int, other []byte) error {
+			var theirs numbered
+			err := a.otherCall(c, host, other, &theirs)
+			switch {
+			case err != nil:
+				return err
+			case theirs.Host == nil:
+				return fmt.Errorf("host %d reviews without a report", host)
+			}
+			r.Hosts[host] = *theirs.Host
+			return nil
+		})
+	}
+	var d protocol.Decision
+	a.fly(a.session, func() (err error) {
+		if err = ask(); err == nil {
+			d, err = a.Review.Take(r)
+		}
+		return err
+	}, func() {
+		answer, err := protocol.Message{Kind: protocol.KindReturned, Index: c.index}.With(d)
+		if err != nil {
+			a.failf(-1, "%w", err)
+			return
+		}
+		a.all(answer)
+	})
+}

@@ -1,0 +1,116 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"github.com/spf13/cobra"
+
+	"weft/agent"
+	"weft/agent/host"
+	"weft/agent/protocol"
+	"weft/cluster"
+	"weft/internal/cli"
+	"weft/internal/view"
+	"weft/job"
+	"weft/profile"
+)
+
+const (
+	profileWarmUp = 5  // iterations before those that are measured
+	profiled      = 20 // iterations that are, if WEFT_PROFILE_ITERATIONS does not say
+	maxProfiled   = 10000
+)
+
+func newProfile(c *cli.Console) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "profile -n N -- COMMAND...",
+		Short: "Measure what a training computes and communicates, as a job",
+		Long: `Runs COMMAND on N workers, as weft run does, with plain buckets. After 5 iterations
+it measures the next 20, or as many as WEFT_PROFILE_ITERATIONS says: which op reads
+which parameter, which gradient is ready when, what computation takes without
+transfers beside it, and what transfers take. The job is what compare, plan and other
+commands take.
+
+The files are written as soon as these iterations have passed, by host 0. Training
+goes on to its end.`,
+		Example: `  weft profile -n 2 -o job.json --cluster cluster.yaml -- python3 train.py
+  weft compare job.json --cluster cluster.yaml`,
+		Args: want(1, 0, "a COMMAND"),
+	}
+	training := newTraining(cmd)
+	out := cmd.Flags().StringP("out", "o", "job.json", "`file` to write the job to")
+	on := cmd.Flags().String("cluster", "", "`file` to write what the training ran on to: workers, the link, the slowdown\nof computation by transfers")
+	asJSON := jsonFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		ctx := cmd.Context()
+		o, err := training.config(cmd, c)
+		if err != nil {
+			return err
+		}
+		n, err := iterations()
+		if err != nil {
+			return err
+		}
+		var report atomic.Pointer[cli.Report]
+		o.Review = &agent.Review{After: profileWarmUp + n + 1, Profile: n, Take: func(r agent.Reviewed) (d protocol.Decision, err error) {
+			if o.First > 0 || report.Load() != nil {
+				return d, nil
+			}
+			x, err := takeProfile(ctx, c, script(args), *out, *on, r)
+			report.Store(x)
+			return d, err
+		}}
+		orderly.Store(true)
+		if err := passed(host.Run(ctx, o, args)); err != nil || o.First > 0 {
+			return err
+		}
+		if report.Load() == nil {
+			return fmt.Errorf("the training ended before %d iterations, which a profile needs: let it train longer, or set WEFT_PROFILE_ITERATIONS to less than %d", o.Review.After, n)
+		}
+		return c.Print(report.Load(), *asJSON)
+	}
+	return cmd
+}
+
+// script is what a command runs, by which its job is known.
+func script(args []string) string {
+	i := slices.IndexFunc(args, func(s string) bool { return strings.HasSuffix(s, ".py") })
+	return filepath.Base(args[max(i, 0)])
+}
+
+// iterations is how many to measure.
+func iterations() (int, error) {
+	s := os.Getenv("WEFT_PROFILE_ITERATIONS")
+	if s == "" {
+		return profiled, nil
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 2 || n > maxProfiled {
+		return 0, cli.Usagef("WEFT_PROFILE_ITERATIONS is %q: need a number from 2 to %d", s, maxProfiled)
+	}
+	return n, nil
+}
+
+// takeProfile writes the files that are made of what was measured.
+func takeProfile(ctx context.Context, c *cli.Console, name, out, on string, r agent.Reviewed) (*cli.Report, error) {
+	j, err := profile.Job(name, r.Tensors, r.Reports())
+	if err != nil {
+		return nil, fmt.Errorf("no job can be made of what was measured: %w", err)
+	}
+	files := []output{{out, func(w io.Writer) error { return job.Write(w, j) }}}
+	k, m, err := profile.Cluster(r.Hosts)
+	if err == nil {
+		files = append(files, output{on, func(w io.Writer) error { return cluster.Write(w, k) }})
+	} else {
+		m = &profile.Measured{Notes: []string{fmt.Sprintf("nothing can be said of the cluster: %v", err)}}
+	}
+	return view.Profile(j, k, m, r.Reports()), writeFiles(ctx, c, files)
+}

@@ -1,0 +1,227 @@
+package profile
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+
+	"weft/cluster"
+)
+
+// Host is what the agent of one host knows of the iterations that were measured.
+type Host struct {
+	Reports   []Report   `json:"reports"` // of its workers, by rank
+	Transfers []Transfer `json:"transfers,omitzero"`
+	Passes    []Pass     `json:"passes,omitzero"` // by iteration
+}
+
+// Transfer is one that the host has done, from when all its workers had declared the
+// bucket. Times are microseconds of the host's own clock.
+type Transfer struct {
+	Iteration int     `json:"iteration"` // of those measured
+	Bytes     int64   `json:"bytes"`
+	Start     float64 `json:"start"`
+	End       float64 `json:"end"`
+}
+
+// Pass is the time in which the workers of a host declare the buckets of an iteration:
+// the last one is declared at the end of the backward pass.
+type Pass struct {
+	First float64 `json:"first"`
+	Last  float64 `json:"last"`
+}
+
+// Measured is what was measured of communication.
+type Measured struct {
+	// Points are how long transfers took by size: medians.
+	Points []cluster.Point
+	// Worst is the largest relative error of the link that was fitted to them.
+	Worst float64
+	Notes []string // what could not be measured
+}
+
+const (
+	// maxOverlap bounds the slowdown that is believed.
+	maxOverlap = 4
+	// enough is the share of the backward pass that transfers must overlap with, or how
+	// much they slow it cannot be told.
+	enough = 0.1
+)
+
+// Cluster is what the training ran on: nodes of as many workers, joined by one link
+// whose latency and bandwidth explain the measured transfers, and how much these slow
+// computation.
+func Cluster(hosts []Host) (*cluster.Cluster, *Measured, error) {
+	world := 0
+	for h := range hosts {
+		if world += len(hosts[h].Reports); len(hosts[h].Reports) != len(hosts[0].Reports) {
+			return nil, nil, fmt.Errorf("hosts have %d and %d workers: a cluster has as many on each", len(hosts[0].Reports), len(hosts[h].Reports))
+		}
+		if err := hosts[h].check(); err != nil {
+			return nil, nil, fmt.Errorf("host %d: %w", h, err)
+		}
+	}
+	if world < 2 {
+		return nil, nil, fmt.Errorf("one worker does not communicate")
+	}
+	m := &Measured{Points: points(hosts)}
+	c := cluster.Uniform(len(hosts), len(hosts[0].Reports), cluster.Link{Name: "net"})
+	if err := m.fit(c); err != nil {
+		return nil, nil, err
+	}
+	m.slowdown(c, hosts)
+	return c, m, c.Validate()
+}
+
+func (h *Host) check() error {
+	for i, t := range h.Transfers {
+		if t.Iteration < 0 || t.Iteration >= len(h.Passes) || t.Bytes <= 0 || checkTime(t.Start) != nil || checkTime(t.End) != nil || t.End < t.Start {
+			return fmt.Errorf("its transfer %d (%+v) cannot be", i, t)
+		}
+	}
+	for i, p := range h.Passes {
+		if checkTime(p.First) != nil || checkTime(p.Last) != nil || p.Last < p.First {
+			return fmt.Errorf("its pass %d (%+v) cannot be", i, p)
+		}
+	}
+	return nil
+}
+
+// span is the time in which one transfer, or several that overlap, are under way.
+type span struct {
+	start, end float64
+	bytes      int64
+}
+
+// spans are those of an iteration, in order.
+func (h *Host) spans(iteration int) (out []span) {
+	var ts []Transfer
+	for _, t := range h.Transfers {
+		if t.Iteration == iteration {
+			ts = append(ts, t)
+		}
+	}
+	slices.SortFunc(ts, func(a, b Transfer) int { return cmp.Compare(a.Start, b.Start) })
+	for _, t := range ts {
+		if n := len(out); n > 0 && t.Start <= out[n-1].end {
+			out[n-1].end, out[n-1].bytes = max(out[n-1].end, t.End), out[n-1].bytes+t.Bytes
+		} else {
+			out = append(out, span{t.Start, t.End, t.Bytes})
+		}
+	}
+	return out
+}
+
+// points are the median times of spans by bytes. A host that starts before others waits
+// for them, so an iteration's are those of the host that took least.
+func points(hosts []Host) (out []cluster.Point) {
+	times := map[int64][]float64{}
+	for i := range hosts[0].Passes {
+		var least []span
+		shortest := math.Inf(1)
+		for h := range hosts {
+			s, sum := hosts[h].spans(i), 0.0
+			for _, x := range s {
+				sum += x.end - x.start
+			}
+			if sum < shortest {
+				least, shortest = s, sum
+			}
+		}
+		for _, x := range least {
+			times[x.bytes] = append(times[x.bytes], x.end-x.start)
+		}
+	}
+	for bytes, t := range times {
+		slices.Sort(t)
+		out = append(out, cluster.Point{Kind: cluster.AllReduce, Bytes: bytes, Time: t[len(t)/2]})
+	}
+	slices.SortFunc(out, func(a, b cluster.Point) int { return cmp.Compare(a.Bytes, b.Bytes) })
+	return out
+}
+
+// fit finds the latency and bandwidth of the cluster's link for which the relative
+// errors have the least sum of squares. Neither is negative: if the line through the
+// points would have it so, latency is 0.
+func (m *Measured) fit(c *cluster.Cluster) error {
+	// Of a link with a latency of 1 us and a byte a microsecond, costs are the factors.
+	l := &c.Links[0]
+	l.Latency, l.Bandwidth = 1, 8e6
+	var xx, x1, n, xy, y float64 // sums over points: of (a + s x) / t - 1 the squares
+	for _, p := range m.Points {
+		if p.Time <= 0 {
+			continue
+		}
+		cost, err := c.Cost(0, p.Kind, p.Bytes)
+		if err != nil {
+			return err
+		}
+		u, v := cost.Alpha/p.Time, cost.Wire/p.Time
+		n, x1, xx, y, xy = n+u*u, x1+u*v, xx+v*v, y+u, xy+v
+	}
+	if xx == 0 {
+		return fmt.Errorf("no transfer was measured")
+	}
+	latency, slowness := 0.0, xy/xx // microseconds a byte
+	if det := n*xx - x1*x1; det > 1e-9*n*xx {
+		if a, s := (y*xx-xy*x1)/det, (n*xy-x1*y)/det; a > 0 && s > 0 {
+			latency, slowness = a, s
+		}
+	}
+	l.Latency, l.Bandwidth = math.Round(latency*1e3)/1e3, math.Round(8e6/slowness)
+	for _, p := range m.Points {
+		cost, err := c.Cost(0, p.Kind, p.Bytes)
+		if err != nil {
+			return err
+		}
+		if p.Time > 0 {
+			m.Worst = max(m.Worst, math.Abs(cost.Total()/p.Time-1))
+		}
+	}
+	return nil
+}
+
+// slowdown compares backward passes with transfers beside them and without. A pass of
+// B us alone takes B + d with transfers under way for A us of it, in which computation
+// goes on at the rate 1/(1+s): (B + d - A) + A/(1+s) = B, so s = d / (A - d).
+func (m *Measured) slowdown(c *cluster.Cluster, hosts []Host) {
+	var found []float64
+	little := true
+	for h := range hosts {
+		var beside []float64
+		for i := 1; i < len(hosts[h].Passes); i += 2 { // the others are quiet
+			p, sum := hosts[h].Passes[i], 0.0
+			for _, x := range hosts[h].spans(i) {
+				sum += max(0, min(x.end, p.Last)-max(x.start, p.First))
+			}
+			if p.Last > 0 {
+				beside = append(beside, sum)
+			}
+		}
+		if len(beside) == 0 {
+			continue
+		}
+		slices.Sort(beside)
+		a := beside[len(beside)/2]
+		for _, r := range hosts[h].Reports {
+			b := r.Phases["backward"]
+			if r.Overlapped == 0 || a < enough*b {
+				continue
+			}
+			little = false
+			d := max(0, r.Overlapped-b)
+			if s := d / (a - d); a > d && s < maxOverlap {
+				found = append(found, s)
+			} else {
+				found = append(found, maxOverlap)
+			}
+		}
+	}
+	if little {
+		m.Notes = append(m.Notes, fmt.Sprintf("transfers overlapped with less than %.0f %% of the backward pass: how much they slow it is not known, and taken to be nothing", 100*enough))
+		return
+	}
+	slices.Sort(found)
+	c.Overlap = math.Round(found[len(found)/2]*1e3) / 1e3
+}
