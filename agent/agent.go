@@ -25,6 +25,7 @@ import (
 	"weft/collective"
 	"weft/engine"
 	"weft/job"
+	"weft/plan"
 	"weft/profile"
 	"weft/transport"
 )
@@ -87,6 +88,7 @@ type Agent struct {
 	conns   map[*net.UnixConn]struct{} // all that are open
 	workers []worker                   // by place in Ranks
 	session *session                   // nil until all workers have said hello
+	plan    *plan.Plan                 // of the schedule, as executed
 	failure *engine.Failure            // why training has ended
 	warned  map[int]bool               // ranks that have been warned of
 	ended   bool
@@ -173,6 +175,13 @@ func (a *Agent) Err() error {
 		return a.failure
 	}
 	return nil
+}
+
+// Plan is that of the schedule as it is executed, or was last; nil: none yet.
+func (a *Agent) Plan() *plan.Plan {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.plan
 }
 
 // Close ends all connections and gives everything back. The workers are not asked.

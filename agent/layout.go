@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"weft/agent/protocol"
@@ -86,6 +87,18 @@ func newJob(tensors []protocol.Tensor) (*job.Job, error) {
 		j.Tensors[0].Readers = []job.OpID{job.OpID(n - 1)}
 	}
 	return j, j.Validate()
+}
+
+// ForWorld is a job that was measured with another number of workers: what clients say
+// of themselves has an element a worker.
+func ForWorld(j *job.Job, world int) *job.Job {
+	if len(j.Tensors) == 0 || !strings.HasPrefix(j.Tensors[0].Name, own) || j.World == 0 || j.World == world {
+		return j
+	}
+	out := *j
+	out.World, out.Tensors = world, slices.Clone(j.Tensors)
+	out.Tensors[0].Elements += int64(world - j.World)
+	return &out
 }
 
 // mode is how a worker's tensors may be updated. One that does not say cannot do more

@@ -153,6 +153,9 @@ func (a *Agent) begin(first *protocol.Hello) {
 		a.failf(-1, "%w", err)
 		return
 	}
+	if l.welcome.Period > 0 {
+		a.plan = l.plan
+	}
 	m, err := protocol.Message{Kind: protocol.KindWelcome}.With(&l.welcome)
 	if err != nil {
 		a.failf(-1, "%w", err)

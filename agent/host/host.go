@@ -4,12 +4,14 @@ package host
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -18,6 +20,7 @@ import (
 	"weft/agent/rendezvous"
 	"weft/collective"
 	"weft/launch"
+	"weft/plan"
 	"weft/transport"
 )
 
@@ -32,6 +35,8 @@ type Config struct {
 	Getenv func(string) string
 	// Keep is the arguments with which this program calls [launch.Keep].
 	Keep []string
+	// Schedule is the plan that is executed; nil: plain buckets.
+	Schedule *agent.Schedule
 	// Review is as in [agent.Config].
 	Review *agent.Review
 	// Out and Err get what workers print, Err also warnings.
@@ -45,7 +50,7 @@ const Timeout = 30 * time.Minute
 func (c *Config) listen(dir string, explained bool) (*agent.Agent, error) {
 	o := agent.Config{
 		World: c.World, Ranks: c.Ranks(), Socket: filepath.Join(dir, "agent"), Timeout: c.Timeout, Explained: explained,
-		Warn: c.warn, Review: c.Review,
+		Warn: c.warn, Schedule: c.Schedule, Review: c.Review,
 	}
 	if !c.Alone() {
 		m, err := c.rendezvous()
@@ -81,6 +86,38 @@ func (c *Config) rendezvous() (rendezvous.Config, error) {
 }
 
 func (c *Config) warn(text string) { fmt.Fprintln(c.Err, "weft: warning:", text) }
+
+// note tells the user, once, which plan was executed.
+func (c *Config) note(a *agent.Agent) {
+	if p := a.Plan(); p != nil && c.First == 0 {
+		fmt.Fprintf(c.Err, "weft: plan %s, policy %s, delay %d\n", p.Digest(), cmp.Or(p.Policy, "unknown"), p.MaxDelay)
+	}
+}
+
+// readSchedule is the plan in a file, for which other launchers have but variables:
+// WEFT_PLAN, and WEFT_MAX_DELAY, as weft run has flags.
+func readSchedule(name, delay string) (*agent.Schedule, error) {
+	s := &agent.Schedule{Limits: plan.DefaultLimits}
+	if delay != "" {
+		n, err := strconv.Atoi(delay)
+		if err != nil || n < 0 {
+			return nil, fmt.Errorf("WEFT_MAX_DELAY is %q: need a number of iterations, 0 or more", delay)
+		}
+		s.Limits = plan.DelayLimits(n)
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("WEFT_PLAN: %w", err)
+	}
+	defer f.Close()
+	if s.Plan, err = plan.Read(f); err == nil {
+		err = s.Check()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("WEFT_PLAN %s: %w", name, err)
+	}
+	return s, nil
+}
 
 // maxSecret bounds what is read of a file, bytes.
 const maxSecret = 64 << 10

@@ -3,6 +3,7 @@ package host
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,7 +25,9 @@ import (
 
 	"weft/agent/protocol"
 	"weft/agent/worker"
+	"weft/job"
 	"weft/launch"
+	"weft/plan"
 )
 
 // as makes the test binary behave as a part of a training, which its value names.
@@ -330,11 +333,14 @@ func (s *served) dial(t *testing.T, rank int) *worker.Worker {
 	return w
 }
 
+// bare is the hello of a worker that has no model.
+var bare = protocol.Hello{Tensors: []protocol.Tensor{}}
+
 // both says hello for both ranks.
-func both(w ...*worker.Worker) (errs [2]error) {
+func both(h protocol.Hello, w ...*worker.Worker) (errs [2]error) {
 	var all sync.WaitGroup
 	for i := range w {
-		all.Go(func() { errs[i] = w[i].Hello(protocol.Hello{Tensors: []protocol.Tensor{}}) })
+		all.Go(func() { errs[i] = w[i].Hello(h) })
 	}
 	all.Wait()
 	return errs
@@ -350,7 +356,7 @@ func TestServe(t *testing.T) {
 		t.Errorf("%v, %v", info, err)
 	}
 	w := []*worker.Worker{s.dial(t, 0), s.dial(t, 1)}
-	for rank, err := range both(w...) {
+	for rank, err := range both(bare, w...) {
 		if err != nil {
 			t.Errorf("rank %d: %v", rank, err)
 		}
@@ -365,6 +371,50 @@ func TestServe(t *testing.T) {
 	}
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the directory is still there: %v", err)
+	}
+}
+
+// Another launcher's variables give a plan.
+func TestServePlan(t *testing.T) {
+	t.Parallel()
+	j := job.Chain("chain", []float64{1}, []float64{1}, []int64{20})
+	p := plan.New(j, "delayed", "net")
+	p.AllReduce(0, plan.WholeTensors(j, 0))
+	p.Updates[0].Iteration, p.MaxDelay, p.MaxStaleness, p.Buffers = 1, 1, 1, 2
+	file := filepath.Join(t.TempDir(), "plan.json")
+	f, err := os.Create(file)
+	if err == nil {
+		err = cmp.Or(plan.Write(f, p), f.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct {
+		want string
+		env  []string
+	}{
+		{"WEFT_PLAN: open /nothing-here/plan.json: no such file", []string{"WEFT_PLAN=/nothing-here/plan.json"}},
+		{"WEFT_PLAN " + file + ": plan rule 5", []string{"WEFT_PLAN=" + file}},
+		{`WEFT_MAX_DELAY is "much"`, []string{"WEFT_PLAN=" + file, "WEFT_MAX_DELAY=much"}},
+	} {
+		s := serve(t, newDir(t), x.env...)
+		if !strings.Contains(s.word, x.want) || s.Wait() == nil {
+			t.Errorf("it said %q, want %q", s.word, x.want)
+		}
+	}
+
+	s := serve(t, newDir(t), "WEFT_PLAN="+file, "WEFT_MAX_DELAY=1")
+	w := []*worker.Worker{s.dial(t, 0), s.dial(t, 1)}
+	says := protocol.Hello{Boundaries: true, Mode: "per-tensor", Tensors: []protocol.Tensor{{Name: "t1", Elements: 5, DType: "float32"}}}
+	for rank, err := range both(says, w...) {
+		if err != nil || w[rank].Welcome.Digest != p.Digest() {
+			t.Errorf("rank %d: %v, %+v", rank, err, w[rank].Welcome)
+		}
+	}
+	w[0].Goodbye()
+	w[1].Goodbye()
+	if err := s.Wait(); err != nil || s.said.String() != "weft: plan "+p.Digest()+", policy delayed, delay 1\n" {
+		t.Errorf("%v, it said %s", err, s.said)
 	}
 }
 
@@ -444,7 +494,7 @@ func TestServeAgain(t *testing.T) {
 	next := make(chan *served)
 	go func() { next <- serve(t, dir) }()
 	w := []*worker.Worker{first.dial(t, 0), first.dial(t, 1)}
-	both(w...)
+	both(bare, w...)
 	w[0].Goodbye()
 	w[1].Goodbye()
 	first.Wait()

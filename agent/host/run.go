@@ -69,6 +69,7 @@ func Run(ctx context.Context, c Config, command []string) (err error) {
 	failed := g.Wait()
 	close(ended)
 	watching.Wait()
+	c.note(a)
 	return outcome(ctx, failed, a.Err())
 }
 

@@ -64,6 +64,7 @@ func Serve(ctx context.Context, c Config, dir string, stdin, stdout *os.File) er
 		case <-time.After(lateness):
 		}
 	}
+	c.note(a)
 	a.Close()
 	stdin.Close()
 	waiting.Wait()
@@ -78,6 +79,11 @@ func (c *Config) start(dir string) (a *agent.Agent, k *launch.Keeper, err error)
 	if s := c.Getenv("WEFT_TIMEOUT"); s != "" {
 		if c.Timeout, err = time.ParseDuration(s); err != nil || c.Timeout < 0 {
 			return nil, nil, fmt.Errorf("WEFT_TIMEOUT is %q: need a time such as 30m, or 0 for ever", s)
+		}
+	}
+	if s := c.Getenv("WEFT_PLAN"); s != "" {
+		if c.Schedule, err = readSchedule(s, c.Getenv("WEFT_MAX_DELAY")); err != nil {
+			return nil, nil, err
 		}
 	}
 	lock, err := lockDir(dir)

@@ -9,7 +9,6 @@ import (
 	"weft/internal/cli"
 	"weft/internal/view"
 	"weft/plan"
-	"weft/policy"
 	"weft/policy/all"
 )
 
@@ -28,22 +27,17 @@ writes it to a file or, without -o, to the standard output.`,
 	cmd.AddCommand(newPlanExplain(c), newPlanCheck(c))
 
 	var inputs cli.Flags
-	var policies cli.PolicyFlags
+	var making cli.PlanFlags
 	inputs.Register(cmd.Flags())
-	policies.Register(cmd.Flags())
-	var limits cli.LimitFlags
-	limits.Register(cmd.Flags())
-	name := cmd.Flags().String("policy", "", "`name` of the policy; weft policies lists them")
+	making.Register(cmd.Flags())
 	cmd.RegisterFlagCompletionFunc("policy", cobra.FixedCompletions(policyNames(), cobra.ShellCompDirectiveNoFileComp))
 	out := outFlag(cmd, cli.Stdout)
 	asJSON := jsonFlag(cmd)
-	var chosen policy.Policy
-	cmd.PreRunE = func(cmd *cobra.Command, _ []string) (err error) {
-		if *name == "" {
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
+		if making.Policy == "" {
 			return cli.Usagef("no --policy; weft policies lists them")
 		}
-		chosen, err = all.Lookup(*name)
-		return cmp.Or(err, inputs.Check(cmd.Flags()), inputs.CheckFor(cmd.Flags(), chosen), policies.Check(cmd.Flags(), *name), limits.Check())
+		return cmp.Or(inputs.Check(cmd.Flags()), making.Check(cmd.Flags(), &inputs))
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx := cmd.Context()
@@ -51,17 +45,11 @@ writes it to a file or, without -o, to the standard output.`,
 		if err != nil {
 			return err
 		}
-		policies.Options.Limits = limits.Limits(cmd.Flags(), inputs.DeviceMemory())
-		var p *plan.Plan
-		err = c.Track("planning", func(progress func(done, total int)) error {
-			policies.Options.Progress = progress
-			p, err = chosen.Build(ctx, j, on, policies.Options)
-			return err
-		})
+		p, err := making.Build(ctx, c, cmd.Flags(), &inputs, j, on)
 		if err != nil {
 			return err
 		}
-		if err := plan.Check(p, j, policies.Options.Limits).Err(); err != nil {
+		if err := plan.Check(p, j, making.Options.Limits).Err(); err != nil {
 			return err
 		}
 		if err := c.WriteFile(ctx, *out, func(w io.Writer) error { return plan.Write(w, p) }); err != nil {

@@ -13,8 +13,6 @@ import (
 	"weft/internal/cli"
 	"weft/internal/view"
 	"weft/plan"
-	"weft/policy"
-	"weft/policy/all"
 	"weft/replay"
 	"weft/timeline"
 )
@@ -35,24 +33,20 @@ plan is --plan FILE, or that of --policy NAME.`,
 	}
 	fs := cmd.Flags()
 	planFile := fs.String("plan", "", "`file` of the plan")
-	name := fs.String("policy", "", "`name` of the policy whose plan is run, in place of --plan")
-	cmd.RegisterFlagCompletionFunc("policy", cobra.FixedCompletions(policyNames(), cobra.ShellCompDirectiveNoFileComp))
 	n := fs.IntP("replay-workers", "n", 0, "`number` of workers, in place of what the cluster or the job says")
 	var inputs cli.Flags
 	inputs.Register(fs)
-	var policies cli.PolicyFlags
-	var limits cli.LimitFlags
-	building := pflag.NewFlagSet("", pflag.ContinueOnError) // of what makes a plan
-	policies.Register(building)
-	limits.Register(building)
+	var making cli.PlanFlags
+	building := pflag.NewFlagSet("", pflag.ContinueOnError)
+	making.Register(building)
 	fs.AddFlagSet(building)
+	cmd.RegisterFlagCompletionFunc("policy", cobra.FixedCompletions(policyNames(), cobra.ShellCompDirectiveNoFileComp))
 	iterations := fs.Int("iterations", 0, "`number` of iterations (default: twelve periods of the plan)")
 	out := fs.String("timeline", "", "`file` to write what was measured to, as a Chrome trace")
 	asJSON := jsonFlag(cmd)
-	var chosen policy.Policy
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) (err error) {
 		switch {
-		case (*planFile == "") == (*name == ""):
+		case (*planFile == "") == (making.Policy == ""):
 			return cli.Usagef("give either --plan FILE or --policy NAME")
 		case fs.Changed("iterations") && *iterations < 1:
 			return cli.Usagef("--iterations %d: at least 1", *iterations)
@@ -64,16 +58,9 @@ plan is --plan FILE, or that of --policy NAME.`,
 			return cli.Usagef("--json prints the report, in place of which comes an output -")
 		}
 		if *planFile != "" {
-			building.VisitAll(func(f *pflag.Flag) {
-				if f.Changed {
-					err = cli.Usagef("--%s is for --policy, which makes a plan: --plan has one", f.Name)
-				}
-			})
+			err = noneOf(building, "is for --policy, which makes a plan: --plan has one")
 		} else {
-			if chosen, err = all.Lookup(*name); err != nil {
-				return err
-			}
-			err = cmp.Or(inputs.CheckFor(fs, chosen), policies.Check(fs, *name), limits.Check())
+			err = making.Check(fs, &inputs)
 		}
 		if *n > 0 && !fs.Changed("cluster") {
 			err = cmp.Or(err, fs.Set("workers", strconv.Itoa(*n)))
@@ -92,13 +79,8 @@ plan is --plan FILE, or that of --policy NAME.`,
 			}
 		}
 		var p *plan.Plan
-		if chosen.Build != nil {
-			policies.Options.Limits = limits.Limits(fs, inputs.DeviceMemory())
-			err = c.Track("planning", func(progress func(done, total int)) error {
-				policies.Options.Progress = progress
-				p, err = chosen.Build(ctx, j, on, policies.Options)
-				return err
-			})
+		if making.Policy != "" {
+			p, err = making.Build(ctx, c, fs, &inputs, j, on)
 		} else {
 			p, err = c.Plan(ctx, *planFile)
 		}
@@ -106,7 +88,7 @@ plan is --plan FILE, or that of --policy NAME.`,
 			return err
 		}
 		if err := plan.Check(p, j, plan.AnyLimits).Err(); err != nil {
-			return fmt.Errorf("%s: %w; weft plan check says more", cmp.Or(*planFile, *name), err)
+			return fmt.Errorf("%s: %w; weft plan check says more", cmp.Or(*planFile, making.Policy), err)
 		}
 		var result *replay.Result
 		err = c.Track("replaying", func(progress func(done, total int)) error {
@@ -125,6 +107,16 @@ plan is --plan FILE, or that of --policy NAME.`,
 		return c.Print(view.Replay(result, j, on, p), *asJSON)
 	}
 	return cmd
+}
+
+// noneOf refuses flags that have no effect, and says why.
+func noneOf(fs *pflag.FlagSet, why string) (err error) {
+	fs.VisitAll(func(f *pflag.Flag) {
+		if f.Changed && err == nil {
+			err = cli.Usagef("--%s %s", f.Name, why)
+		}
+	})
+	return err
 }
 
 // resized is a cluster with another number of workers.

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"math"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -20,13 +22,14 @@ import (
 	"weft/agent/protocol"
 	"weft/agent/worker"
 	"weft/internal/cli"
+	"weft/job"
 )
 
 // asWorker makes the test binary behave as a training process, in a way that its
 // value names.
 const asWorker = "WEFT_TEST_AS_WORKER"
 
-// work trains two tensors for three iterations.
+// work trains two tensors for three iterations, as plain buckets or whole tensors of a plan.
 func work(how string) error {
 	w, err := worker.Connect()
 	if err != nil {
@@ -36,7 +39,7 @@ func work(how string) error {
 	if how == "differ" {
 		elements += int64(w.Rank)
 	}
-	if err := w.Hello(protocol.Hello{FirstBucket: 4, BucketBytes: 4, Tensors: []protocol.Tensor{
+	if err := w.Hello(protocol.Hello{FirstBucket: 4, BucketBytes: 4, Mode: "per-tensor", Boundaries: true, Tensors: []protocol.Tensor{
 		{Name: "weight", Elements: elements, DType: "float32"}, {Name: "bias", Elements: 1, DType: "float32"},
 	}}); err != nil {
 		return err
@@ -67,6 +70,52 @@ func work(how string) error {
 	}
 	fmt.Println("trained")
 	return w.Goodbye()
+}
+
+// The plan of a file, and one that is made of a job; what does not fit is refused before
+// workers start, or else by all of them.
+func TestRunPlan(t *testing.T) {
+	t.Setenv(asWorker, "well")
+	dir := t.TempDir()
+	file := func(name string) string { return filepath.Join(dir, name) }
+	for name, bias := range map[string]int64{"job": 4, "other": 8} {
+		j := job.Chain("chain", []float64{100, 100}, []float64{100, 100}, []int64{16, bias})
+		j.Tensors[0].Name, j.Tensors[1].Name = "weight", "bias"
+		f, err := os.Create(file(name))
+		if err == nil {
+			err = cmp.Or(job.Write(f, j), f.Close())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	const on = " --link 1Gbit,25us"
+	for name, made := range map[string]string{"dear": "job --policy dear", "deft": "job --policy deft --max-delay 1", "others": "other --policy p3"} {
+		var out bytes.Buffer
+		args := strings.Fields("plan " + file(made) + on + " --workers 2 -o " + file(name))
+		if code := run(t.Context(), &cli.Console{Out: &out, Err: &out}, args); code != cli.OK {
+			t.Fatal(made, out.String())
+		}
+	}
+	const trained = "[0] trained\n"
+	for _, x := range []struct {
+		args, env, want, note string
+		code                  int
+	}{
+		{args: "--policy p3 --job " + file("job") + on, want: trained, note: ", policy p3, delay 0\n"},
+		{args: "--plan " + file("dear"), want: trained, note: ", policy dear, delay 0\n"},
+		{env: file("dear"), want: trained, note: ", policy dear, delay 0\n"},
+		{args: "--plan " + file("deft"), code: cli.BadInput, want: "deft: plan rule 5 (delay, staleness, update rate and memory are allowed) does not hold: update 0 applies generation 0"},
+		{args: "--plan " + file("others"), code: 1, want: "weft: the plan is for another model: tensor 1 has 2 elements in the plan, and is bias (1 elements of float32) in the training; make it"},
+		{args: "--policy p3 --job " + file("other") + on, code: 1, want: "weft: the plan is for another model: tensor 1 is bias (2 elements of float32) in its job, bias (1 elements of float32) in the training; make it"},
+		{args: "--policy deft --job " + file("job") + on, code: cli.BadInput, want: "deft delays updates: give --max-delay 1 or more"},
+	} {
+		t.Setenv("WEFT_PLAN", x.env)
+		out, code := runs(t, append(append([]string{"-n", "2"}, strings.Fields(x.args)...), "--", os.Args[0])...)
+		if code != x.code || !strings.Contains(out, x.want) || strings.Count(out, "weft: plan sha256:") != min(1, len(x.note)) || !strings.Contains(out, x.note) {
+			t.Errorf("%s: exit code %d:\n%s", x.args, code, out)
+		}
+	}
 }
 
 // runs runs weft run in this process, with a directory for temporary files that
