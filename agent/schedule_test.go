@@ -486,8 +486,13 @@ func TestPlanLost(t *testing.T) {
 			}
 			return nil
 		}) {
-			if want := "rank 2 is lost: its connection ended (EOF), while waiting for its gradient of tensor "; rank != 2 && (err == nil || !strings.Contains(err.Error(), want)) {
-				t.Errorf("%s: rank %d: %v, want %s", p.Policy, rank, err, want)
+			if rank == 2 {
+				continue // it has closed
+			}
+			for _, want := range []string{"rank 2 is lost: its connection ended (", ", while waiting for its gradient of tensor "} { // EOF, or reset
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("%s: rank %d: %v, want %s", p.Policy, rank, err, want)
+				}
 			}
 		}
 	}
