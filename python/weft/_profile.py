@@ -342,7 +342,7 @@ class _GradientReads:
         class Guarded(torch.nn.Parameter):
             @classmethod
             def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                if func is torch.Tensor.grad.__get__:  # type: ignore[attr-defined]
+                if func == torch.Tensor.grad.__get__:  # type: ignore[attr-defined]
                     reads.seen = True
                 with torch._C.DisableTorchFunction():
                     return func(*args, **(kwargs or {}))
