@@ -7,6 +7,7 @@ import (
 	"weft/agent/protocol"
 	"weft/engine"
 	"weft/job"
+	"weft/plan"
 	"weft/profile"
 )
 
@@ -23,6 +24,7 @@ type Review struct {
 // Reviewed is what is known of the iterations since the last hello.
 type Reviewed struct {
 	Tensors []job.Tensor // their names, elements and types
+	Plan    *plan.Plan   // that was executed
 	Hosts   []profile.Host
 }
 
@@ -92,7 +94,7 @@ func (a *Agent) review(c *call, reports []profile.Report) {
 	}
 	mine := m.Host
 	mine.Reports = reports
-	r := Reviewed{Tensors: a.session.job.Tensors, Hosts: make([]profile.Host, max(1, len(a.hosts)))}
+	r := Reviewed{Tensors: a.session.job.Tensors, Plan: a.session.plan, Hosts: make([]profile.Host, max(1, len(a.hosts)))}
 	ask := func() error { r.Hosts[0] = mine; return nil }
 	if !a.alone() {
 		for h := range r.Hosts {

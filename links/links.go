@@ -256,39 +256,13 @@ func Worst(errors []float64) float64 {
 	return worst
 }
 
-// Fit finds the link. Bandwidth is the slope of the line through two of the larger half
-// of the messages, or through one and the origin, that has the least sum of relative
-// errors over that half: one that was disturbed does not bend it, and neither do
-// small ones, which a shaper may let pass at once. Latency is what the bandwidth leaves
-// of the smallest message. Rings of so many hosts follow from both.
+// Fit finds the link, by [cluster.Line] through the messages. Rings of so many hosts
+// follow from both.
 func (m *Measured) Fit(hosts int) (*Fit, error) {
-	for _, p := range m.Messages {
-		if !(p.Time > 0) || p.Bytes <= 0 {
-			return nil, fmt.Errorf("a message of %d bytes took %v us", p.Bytes, p.Time)
-		}
+	latency, slowness, err := cluster.Line(m.Messages)
+	if err != nil {
+		return nil, fmt.Errorf("messages: %w", err)
 	}
-	large := m.Messages[len(m.Messages)/2:]
-	slowness, least := 0.0, math.Inf(1) // slowness in microseconds a byte
-	try := func(at, slope float64) {
-		sum := 0.0
-		for _, p := range large {
-			sum += math.Abs((at+slope*float64(p.Bytes))/p.Time - 1)
-		}
-		if slope > 0 && sum < least {
-			slowness, least = slope, sum
-		}
-	}
-	for i, p := range large {
-		try(0, p.Time/float64(p.Bytes))
-		for _, q := range large[:i] {
-			slope := (p.Time - q.Time) / float64(p.Bytes-q.Bytes)
-			try(p.Time-slope*float64(p.Bytes), slope)
-		}
-	}
-	if slowness == 0 {
-		return nil, fmt.Errorf("no message was measured")
-	}
-	latency := max(0, m.Messages[0].Time-slowness*float64(m.Messages[0].Bytes))
 	f := &Fit{Link: cluster.Link{Latency: math.Round(latency*1e3) / 1e3, Bandwidth: math.Round(8e6 / slowness)}}
 	for _, p := range m.Messages {
 		f.Messages = append(f.Messages, (f.Link.Latency+float64(p.Bytes)*8e6/f.Link.Bandwidth)/p.Time-1)

@@ -36,14 +36,15 @@ type Pass struct {
 type Measured struct {
 	// Points are how long transfers took by size: medians.
 	Points []cluster.Point
-	// Worst is the largest relative error of the link that was fitted to them.
-	Worst float64
-	Notes []string // what could not be measured
+	// Errors are, by point, the time that the fitted link explains over the measured
+	// one, less 1.
+	Errors []float64
+	Notes  []string // what could not be measured
 }
 
 const (
-	// maxOverlap bounds the slowdown that is believed.
-	maxOverlap = 4
+	// maxOverlap bounds the slowdown that is believed: half the speed.
+	maxOverlap = 1
 	// enough is the share of the backward pass that transfers must overlap with, or how
 	// much they slow it cannot be told.
 	enough = 0.1
@@ -57,6 +58,9 @@ func Cluster(hosts []Host) (*cluster.Cluster, *Measured, error) {
 	for h := range hosts {
 		if world += len(hosts[h].Reports); len(hosts[h].Reports) != len(hosts[0].Reports) {
 			return nil, nil, fmt.Errorf("hosts have %d and %d workers: a cluster has as many on each", len(hosts[0].Reports), len(hosts[h].Reports))
+		}
+		if a, b := len(hosts[0].Passes), len(hosts[h].Passes); a != b {
+			return nil, nil, fmt.Errorf("hosts measured %d and %d iterations", a, b)
 		}
 		if err := hosts[h].check(); err != nil {
 			return nil, nil, fmt.Errorf("host %d: %w", h, err)
@@ -134,50 +138,36 @@ func points(hosts []Host) (out []cluster.Point) {
 		}
 	}
 	for bytes, t := range times {
-		slices.Sort(t)
+		if slices.Sort(t); t[len(t)/2] == 0 {
+			continue // too short to measure
+		}
 		out = append(out, cluster.Point{Kind: cluster.AllReduce, Bytes: bytes, Time: t[len(t)/2]})
 	}
 	slices.SortFunc(out, func(a, b cluster.Point) int { return cmp.Compare(a.Bytes, b.Bytes) })
 	return out
 }
 
-// fit finds the latency and bandwidth of the cluster's link for which the relative
-// errors have the least sum of squares. Neither is negative: if the line through the
-// points would have it so, latency is 0.
+// fit finds the latency and bandwidth of the cluster's link.
 func (m *Measured) fit(c *cluster.Cluster) error {
+	latency, slowness, err := cluster.Line(m.Points)
+	if err != nil {
+		return fmt.Errorf("transfers: %w", err)
+	}
 	// Of a link with a latency of 1 us and a byte a microsecond, costs are the factors.
-	l := &c.Links[0]
+	l, last := &c.Links[0], m.Points[len(m.Points)-1]
 	l.Latency, l.Bandwidth = 1, 8e6
-	var xx, x1, n, xy, y float64 // sums over points: of (a + s x) / t - 1 the squares
-	for _, p := range m.Points {
-		if p.Time <= 0 {
-			continue
-		}
-		cost, err := c.Cost(0, p.Kind, p.Bytes)
-		if err != nil {
-			return err
-		}
-		u, v := cost.Alpha/p.Time, cost.Wire/p.Time
-		n, x1, xx, y, xy = n+u*u, x1+u*v, xx+v*v, y+u, xy+v
+	cost, err := c.Cost(0, last.Kind, last.Bytes)
+	if err != nil {
+		return err
 	}
-	if xx == 0 {
-		return fmt.Errorf("no transfer was measured")
-	}
-	latency, slowness := 0.0, xy/xx // microseconds a byte
-	if det := n*xx - x1*x1; det > 1e-9*n*xx {
-		if a, s := (y*xx-xy*x1)/det, (n*xy-x1*y)/det; a > 0 && s > 0 {
-			latency, slowness = a, s
-		}
-	}
-	l.Latency, l.Bandwidth = math.Round(latency*1e3)/1e3, math.Round(8e6/slowness)
+	l.Latency = math.Round(latency/cost.Alpha*1e3) / 1e3
+	l.Bandwidth = math.Round(8e6 * cost.Wire / float64(last.Bytes) / slowness)
 	for _, p := range m.Points {
 		cost, err := c.Cost(0, p.Kind, p.Bytes)
 		if err != nil {
 			return err
 		}
-		if p.Time > 0 {
-			m.Worst = max(m.Worst, math.Abs(cost.Total()/p.Time-1))
-		}
+		m.Errors = append(m.Errors, cost.Total()/p.Time-1)
 	}
 	return nil
 }
@@ -224,4 +214,7 @@ func (m *Measured) slowdown(c *cluster.Cluster, hosts []Host) {
 	}
 	slices.Sort(found)
 	c.Overlap = math.Round(found[len(found)/2]*1e3) / 1e3
+	if c.Overlap == maxOverlap {
+		m.Notes = append(m.Notes, "backward passes beside transfers took more than these explain at half the speed of computation, which is taken: other programs may have disturbed them")
+	}
 }

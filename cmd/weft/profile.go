@@ -20,7 +20,9 @@ import (
 	"weft/internal/cli"
 	"weft/internal/view"
 	"weft/job"
+	"weft/plan"
 	"weft/profile"
+	"weft/sim"
 )
 
 const (
@@ -101,16 +103,37 @@ func iterations() (int, error) {
 
 // takeProfile writes the files that are made of what was measured.
 func takeProfile(ctx context.Context, c *cli.Console, name, out, on string, r agent.Reviewed) (*cli.Report, error) {
-	j, err := profile.Job(name, r.Tensors, r.Reports())
-	if err != nil {
+	x := &view.Profiled{Reports: r.Reports()}
+	var err error
+	if x.Job, err = profile.Job(name, r.Tensors, x.Reports); err != nil {
 		return nil, fmt.Errorf("no job can be made of what was measured: %w", err)
 	}
-	files := []output{{out, func(w io.Writer) error { return job.Write(w, j) }}}
-	k, m, err := profile.Cluster(r.Hosts)
+	files := []output{{out, func(w io.Writer) error { return job.Write(w, x.Job) }}}
+	x.Cluster, x.Transfers, err = profile.Cluster(r.Hosts)
 	if err == nil {
-		files = append(files, output{on, func(w io.Writer) error { return cluster.Write(w, k) }})
-	} else {
-		m = &profile.Measured{Notes: []string{fmt.Sprintf("nothing can be said of the cluster: %v", err)}}
+		files = append(files, output{on, func(w io.Writer) error { return cluster.Write(w, x.Cluster) }})
+		x.Predicted, err = predict(ctx, x.Job, x.Cluster, r.Plan)
 	}
-	return view.Profile(j, k, m, r.Reports()), writeFiles(ctx, c, files)
+	if err != nil {
+		x.Notes = append(x.Notes, fmt.Sprintf("nothing can be said of communication: %v", err))
+	}
+	return view.Profile(x), writeFiles(ctx, c, files)
+}
+
+// predict simulates the plan that was executed, whose job had neither times nor
+// collectives, microseconds an iteration.
+func predict(ctx context.Context, j *job.Job, c *cluster.Cluster, executed *plan.Plan) (float64, error) {
+	p := plan.New(j, executed.Policy, c.Links[0].Name)
+	p.Programs[0].Window = executed.Programs[0].Window
+	for _, b := range executed.Buckets {
+		p.AllReduce(0, b)
+	}
+	if err := p.AddCollectives(j); err != nil {
+		return 0, err
+	}
+	r, err := sim.RunLegal(ctx, j, c, p, plan.Limits{}, sim.Options{})
+	if err != nil {
+		return 0, err
+	}
+	return r.Time, nil
 }

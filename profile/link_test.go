@@ -1,0 +1,106 @@
+package profile
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"weft/cluster"
+)
+
+// on is what hosts see of 8 iterations, the first and every second one quiet, on a
+// cluster: two buckets, of which the first is ready after a half of a backward pass of
+// 1000 us alone. In quiet iterations both go at its end, one after the other.
+func on(t *testing.T, c *cluster.Cluster, overlapped float64) []Host {
+	t.Helper()
+	hosts := make([]Host, c.Nodes)
+	cost := func(bytes int64) float64 {
+		x, err := c.Cost(0, cluster.AllReduce, bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x.Total()
+	}
+	const first, second = 10_000, 40_000 // bytes
+	for h := range hosts {
+		host := &hosts[h]
+		for range c.PerNode {
+			host.Reports = append(host.Reports, Report{Iterations: 8, Kept: 8, Phases: map[string]float64{"backward": 1000}, Overlapped: overlapped})
+		}
+		for i := range 8 {
+			at, end := 1e4*float64(i)+500, 1e4*float64(i)+overlapped
+			if i%2 == 0 {
+				at, end = 1e4*float64(i)+1000, 1e4*float64(i)+1000
+			}
+			host.Passes = append(host.Passes, Pass{First: at, Last: end})
+			late := 5 * float64(len(hosts)-1-h) // the last host does not wait for others
+			done := at + cost(first)
+			host.Transfers = append(host.Transfers, Transfer{Iteration: i, Bytes: first, Start: at - late, End: done})
+			next := max(done, end) + 1 // they do not touch
+			host.Transfers = append(host.Transfers, Transfer{Iteration: i, Bytes: second, Start: next, End: next + cost(second)})
+		}
+	}
+	return hosts
+}
+
+// What hosts see of a cluster gives it back.
+func TestCluster(t *testing.T) {
+	for _, x := range []struct{ nodes, per int }{{2, 1}, {4, 1}, {2, 3}, {1, 2}} {
+		want := cluster.Uniform(x.nodes, x.per, cluster.Link{Name: "net", Latency: 20, Bandwidth: 1e9})
+		got, m, err := Cluster(on(t, want, 1000))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := got.Links[0]
+		if got.Nodes != x.nodes || got.PerNode != x.per || math.Abs(l.Latency-20) > 0.01 || math.Abs(l.Bandwidth/1e9-1) > 1e-3 || got.Overlap != 0 {
+			t.Errorf("%d hosts of %d: %+v", x.nodes, x.per, got)
+		}
+		if len(m.Points) != 2 || len(m.Notes) > 0 || math.Abs(m.Errors[0]) > 1e-3 || math.Abs(m.Errors[1]) > 1e-3 {
+			t.Errorf("%d hosts of %d: %+v", x.nodes, x.per, m)
+		}
+	}
+}
+
+// The transfer of 10 KB takes 2 steps of 20 us and 80 us of wire, 120 us, all beside the
+// backward pass. That is 40 us longer for it: in the 120 us computation did 80 us of
+// work, at a rate of 2/3, so the slowdown is 1/2.
+func TestSlowdown(t *testing.T) {
+	c := cluster.Uniform(2, 1, cluster.Link{Latency: 20, Bandwidth: 1e9})
+	got, m, err := Cluster(on(t, c, 1040))
+	if err != nil || got.Overlap != 0.5 || len(m.Notes) > 0 {
+		t.Errorf("slowdown %v, notes %q (%v), want 0.5", got.Overlap, m.Notes, err)
+	}
+	if got, m, err = Cluster(on(t, c, 1100)); err != nil || got.Overlap != maxOverlap || len(m.Notes) != 1 {
+		t.Errorf("beyond all: %v, notes %q (%v)", got.Overlap, m.Notes, err)
+	}
+	if got, m, err = Cluster(on(t, c, 900)); err != nil || got.Overlap != 0 || len(m.Notes) > 0 {
+		t.Errorf("faster beside transfers: %v, notes %q (%v)", got.Overlap, m.Notes, err)
+	}
+	fast := cluster.Uniform(2, 1, cluster.Link{Latency: 1, Bandwidth: 10e9})
+	if got, m, err = Cluster(on(t, fast, 1040)); err != nil || got.Overlap != 0 || len(m.Notes) != 1 {
+		t.Errorf("10 us of transfers tell something: %v, notes %q (%v)", got.Overlap, m.Notes, err)
+	}
+}
+
+func TestClusterRefused(t *testing.T) {
+	for _, x := range []struct {
+		name, want string
+		change     func([]Host) []Host
+	}{
+		{"one worker", "one worker does not communicate", func(h []Host) []Host { return h[:1] }},
+		{"nobody", "one worker does not communicate", func(h []Host) []Host { return nil }},
+		{"uneven", "hosts have 1 and 0 workers", func(h []Host) []Host { h[1].Reports = nil; return h }},
+		{"ends before it starts", "transfer 0", func(h []Host) []Host { h[1].Transfers[0].End = 0; return h }},
+		{"no such iteration", "transfer 3", func(h []Host) []Host { h[0].Transfers[3].Iteration = 8; return h }},
+		{"no bytes", "transfer 3", func(h []Host) []Host { h[0].Transfers[3].Bytes = 0; return h }},
+		{"NaN", "transfer 3", func(h []Host) []Host { h[0].Transfers[3].Start = math.NaN(); return h }},
+		{"pass", "pass 1", func(h []Host) []Host { h[1].Passes[1].First = 1e12; return h }},
+		{"no transfers", "nothing was measured", func(h []Host) []Host { h[0].Transfers, h[1].Transfers = nil, nil; return h }},
+		{"fewer passes", "2 and 8 iterations", func(h []Host) []Host { h[0].Transfers, h[0].Passes = nil, h[0].Passes[:2]; return h }},
+	} {
+		hosts := x.change(on(t, cluster.Uniform(2, 1, cluster.Link{Latency: 20, Bandwidth: 1e9}), 1000))
+		if _, _, err := Cluster(hosts); err == nil || !strings.Contains(err.Error(), x.want) {
+			t.Errorf("%s: %v, want %q", x.name, err, x.want)
+		}
+	}
+}
