@@ -7,6 +7,7 @@ import (
 
 	"weft/agent"
 	"weft/agent/protocol"
+	"weft/profile"
 )
 
 // Whatever a worker says after hello, the agent ends with a failure, or as it
@@ -23,10 +24,17 @@ func FuzzWorker(f *testing.F) {
 	f.Add(call(`{"kind": "all-reduce", "op": "mean", "dtype": "float32", "elements": 7}`))
 	f.Add(call(`{"kind": "broadcast", "bytes": 12}`))
 	f.Add(call(`{"kind": "barrier"}`))
+	f.Add(call(`{"kind": "review", "report": {"iterations": 0, "times": [1]}}`))
 	f.Add(protocol.Message{Kind: protocol.KindBoundary, Iteration: 1}.Append(nil))
 	f.Add(protocol.Message{Kind: protocol.KindHello, Payload: []byte(`{"version": 2, "world": 1, "mode": "sometimes", "tensors": []}`)}.Append(nil))
 	f.Fuzz(func(t *testing.T, said []byte) {
-		a, err := agent.Listen(agent.Config{World: 1, Ranks: []int{0}, Socket: shortDir(t) + "/agent"})
+		a, err := agent.Listen(agent.Config{
+			World: 1, Ranks: []int{0}, Socket: shortDir(t) + "/agent",
+			Review: &agent.Review{After: 1, Profile: 1, Take: func(r agent.Reviewed) (d protocol.Decision, err error) {
+				_, err = profile.Job("", r.Tensors, r.Reports())
+				return d, err
+			}},
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

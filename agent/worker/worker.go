@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/agent/protocol"
+	"weft/profile"
 )
 
 // Worker is one rank's connection. It is not safe for
@@ -157,6 +158,18 @@ func (w *Worker) Begin(c protocol.Call) (call int, err error) {
 func (w *Worker) Returned() (call int, err error) {
 	m, err := w.receive(protocol.KindReturned)
 	return m.Index, err
+}
+
+// Review tells what this worker has measured, and returns what is decided.
+func (w *Worker) Review(r *profile.Report) (d protocol.Decision, err error) {
+	if _, err = w.Begin(protocol.Call{Kind: protocol.Review, Report: r}); err != nil {
+		return d, err
+	}
+	m, err := w.receive(protocol.KindReturned)
+	if err == nil {
+		err = m.Decode(&d)
+	}
+	return d, err
 }
 
 // Region is a part of the input and the output.
