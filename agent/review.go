@@ -100,7 +100,7 @@ func (a *Agent) review(c *call, reports []profile.Report) {
 		for h := range r.Hosts {
 			r.Hosts[h] = mine // of those who say the very same
 		}
-		ask = a.ask(numbered{c.index, c.Call, &mine}, func(host int, other []byte) error {
+		ask = a.ask(numbered{Index: c.index, Call: c.Call, Host: &mine}, func(host int, other []byte) error {
 			var theirs numbered
 			err := a.otherCall(c, host, other, &theirs)
 			switch {

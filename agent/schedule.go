@@ -64,6 +64,7 @@ func (x *Schedule) executable(j *job.Job, alone bool) error {
 	if n := len(x.Plan.Programs); n > maxLinks {
 		return fmt.Errorf("the plan has programs for %d links, and agents execute at most %d", n, maxLinks)
 	}
+	declared := make([]bool, len(x.Plan.Buckets))
 	for l := range x.Plan.Programs {
 		p := &x.Plan.Programs[l]
 		for i := range p.Transfers {
@@ -75,7 +76,15 @@ func (x *Schedule) executable(j *job.Job, alone bool) error {
 				}
 				return fmt.Errorf("link %s, transfer %d (%s of %s): %w", p.Link, i, t.Kind, what, err)
 			}
+			for _, g := range t.Gates {
+				if g.Kind == plan.GradientReady {
+					declared[t.Bucket] = true
+				}
+			}
 		}
+	}
+	if b := slices.Index(declared, false); b >= 0 {
+		return fmt.Errorf("bucket %d: no transfer waits for its gradients; agents gather the buckets that they scatter", b)
 	}
 	return nil
 }

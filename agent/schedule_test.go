@@ -130,6 +130,9 @@ func TestScheduleRefused(t *testing.T) {
 		"the plan has programs for 3 links, this host 2 links": func(_ int, _ *job.Job, s *agent.Schedule, _ *protocol.Hello) {
 			s.Plan.Programs = append(s.Plan.Programs, plan.Program{Link: "c"})
 		},
+		"bucket 1: no transfer waits for its gradients": func(_ int, _ *job.Job, s *agent.Schedule, _ *protocol.Hello) {
+			s.Plan.Programs[0].Transfers[1].Gates = nil
+		},
 		"give every host the same plan": func(h int, _ *job.Job, s *agent.Schedule, _ *protocol.Hello) { s.Plan.Policy = fmt.Sprint(h) },
 		"its gradients are of different types: t1 of float32, t2 of int32": func(_ int, j *job.Job, s *agent.Schedule, said *protocol.Hello) {
 			j.Tensors[1].Grad, j.Tensors[1].Param = job.Int32, job.Int32
@@ -149,7 +152,7 @@ func TestScheduleRefused(t *testing.T) {
 			s.Job, said.Tensors[1].DType = nil, "int32"
 		},
 		"plan rule 1 (each gradient is reduced exactly once) does not hold": func(_ int, _ *job.Job, s *agent.Schedule, _ *protocol.Hello) {
-			s.Plan.Programs[0].Transfers = s.Plan.Programs[0].Transfers[:1]
+			s.Plan.Programs[0].Transfers = append(s.Plan.Programs[0].Transfers, s.Plan.Programs[0].Transfers[1])
 		},
 		"plan rule 5 (delay, staleness, update rate and memory are allowed) does not hold": func(_ int, _ *job.Job, s *agent.Schedule, _ *protocol.Hello) {
 			s.Plan.Updates[0].Iteration, s.Plan.MaxDelay, s.Plan.MaxStaleness = 1, 1, 1
@@ -341,6 +344,29 @@ func (x *trainee) iterate(i int) error {
 	return x.updates(i, "read")
 }
 
+// flush ends after n iterations: all that has been declared comes.
+func (x *trainee) flush(n int) error {
+	call, err := x.Begin(protocol.Call{Kind: protocol.Flush})
+	if err != nil {
+		return err
+	}
+	last := -1
+	for x.last(last+1) < n {
+		last++
+	}
+	for g := max(0, last+1-max(1, x.Welcome.Buffers)); g <= last; g++ { // older ones are overwritten
+		for k := range x.job.Tensors {
+			if err := x.apply(g, k); err != nil {
+				return fmt.Errorf("flush: %w", err)
+			}
+		}
+	}
+	if returned, err := x.Returned(); err != nil || returned != call {
+		return fmt.Errorf("call %d returned, %v", returned, err)
+	}
+	return nil
+}
+
 // means are those of all workers, computed in one place.
 func means(t *testing.T, j *job.Job, l collective.Layout) func(generation, tensor int) []byte {
 	var mu sync.Mutex
@@ -401,8 +427,17 @@ func TestPlans(t *testing.T) {
 						return fmt.Errorf("welcome %+v", w.Welcome)
 					}
 					y := &trainee{w, j, sum, map[[2]int]bool{}}
-					for i := range 3*x.plan.Period + 2 {
-						if err := y.iterate(i); err != nil {
+					for _, n := range []int{3*x.plan.Period + 2, 2} { // then all say hello again
+						y.done = map[[2]int]bool{}
+						for i := range n {
+							if err := y.iterate(i); err != nil {
+								return err
+							}
+						}
+						if err := y.flush(n); err != nil {
+							return err
+						}
+						if err := w.Hello(does(j)); err != nil {
 							return err
 						}
 					}
@@ -494,6 +529,31 @@ func TestPlanLost(t *testing.T) {
 					t.Errorf("%s: rank %d: %v, want %s", p.Policy, rank, err, want)
 				}
 			}
+		}
+	}
+}
+
+// Hosts that flush after different iterations end all.
+func TestFlushRefused(t *testing.T) {
+	j := trained()
+	l := collective.Layout{1, 1}
+	sum := means(t, j, l)
+	hosts := given(t, l, agent.Schedule{Plan: built(t, j, "deft", plan.DelayLimits(1)), Limits: plan.AnyLimits}, nil)
+	for rank, err := range everywhere(hosts, func(w *worker.Worker) error {
+		if err := w.Hello(does(j)); err != nil {
+			return err
+		}
+		y := &trainee{w, j, sum, map[[2]int]bool{}}
+		if w.Rank == 0 {
+			if err := y.declare(0); err != nil {
+				return err
+			}
+		}
+		return y.flush(0)
+	}) {
+		const some, none = "rank 0 asks for a flush after 1 generations, rank 1 after 0", "rank 1 asks for a flush after 0 generations, rank 0 after 1"
+		if err == nil || !strings.Contains(err.Error(), some) && !strings.Contains(err.Error(), none) {
+			t.Errorf("rank %d: %v", rank, err)
 		}
 	}
 }

@@ -27,6 +27,8 @@ type session struct {
 	output  *region
 	flights int // transfers and calls that use the memory
 
+	flushing int // the call
+
 	measured *measured // nil: nobody reviews
 
 	programs [][]*collective.Program // by link and transfer; nil: one host
@@ -193,6 +195,8 @@ func (a *Agent) step(v engine.Event) {
 				m.Index = len(s.plan.Buckets) + x.Transfer.Collective
 			}
 			a.all(m)
+		case engine.Flushed:
+			a.all(protocol.Message{Kind: protocol.KindReturned, Index: s.flushing})
 		case engine.Abort:
 			a.fail(x.Failure)
 			return
@@ -242,6 +246,8 @@ type numbered struct {
 	Index int           `json:"index"`
 	Call  protocol.Call `json:"call"`
 	Host  *profile.Host `json:"host,omitzero"` // of a review: what its host knows
+	// Declared, of a flush, is how many generations its workers have.
+	Declared int `json:"declared,omitzero"`
 }
 
 // call does what all workers have called for.
@@ -262,6 +268,10 @@ func (a *Agent) call() {
 	}
 	if first.Kind == protocol.Review {
 		a.review(first, reports)
+		return
+	}
+	if first.Kind == protocol.Flush {
+		a.flush(first)
 		return
 	}
 	s, op := a.session, a.agreements
@@ -286,6 +296,23 @@ func (a *Agent) call() {
 		}
 		return <-worked
 	}, returned)
+}
+
+// flush has all reduced that workers have declared, and returns the call after that.
+func (a *Agent) flush(c *call) {
+	mine := numbered{Index: c.index, Call: c.Call, Declared: a.session.engine.Declared(0)}
+	a.agree(mine, func(host int, other []byte) error {
+		var theirs numbered
+		if err := a.otherCall(c, host, other, &theirs); err != nil {
+			return err
+		}
+		return fmt.Errorf("rank %d asks for a flush after %d generations, rank %d after %d: flush after the same iteration", a.Ranks[0], mine.Declared, a.first(host), theirs.Declared)
+	}, func() {
+		if a.session != nil {
+			a.session.flushing = c.index
+			a.step(engine.Event{Kind: engine.Flush})
+		}
+	})
 }
 
 // otherCall reads what another host does in place of a call, and tells how it differs;
@@ -317,13 +344,13 @@ func (a *Agent) check(c *protocol.Call) (bytes int64, err error) {
 // reduction is what a call computes, and of how many bytes.
 func (a *Agent) reduction(c *protocol.Call) (r collective.Reduction, bytes int64, err error) {
 	switch c.Kind {
-	case protocol.Barrier, protocol.Review:
+	case protocol.Barrier, protocol.Review, protocol.Flush:
 		return r, 0, nil
 	case protocol.Broadcast:
 		return r, c.Bytes, nil
 	case protocol.AllReduce:
 	default:
-		return r, 0, fmt.Errorf("no call %q; there are barrier, broadcast, all-reduce and review", c.Kind)
+		return r, 0, fmt.Errorf("no call %q; there are barrier, broadcast, all-reduce, review and flush", c.Kind)
 	}
 	d, err := job.ParseDType(c.DType)
 	if err != nil {

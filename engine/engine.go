@@ -9,6 +9,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -51,6 +52,9 @@ const (
 	Left
 	// PeerLost: Rank, of this host or another, is gone; Err says how.
 	PeerLost
+	// Flush: what workers have declared is to be reduced now, whatever else its transfers
+	// wait for. They declare nothing after that.
+	Flush
 	// Deadline: nothing but time has passed. Due about once a second.
 	Deadline
 )
@@ -76,6 +80,8 @@ const (
 	// Complete: Bucket of Generation is reduced, or if it is -1 the job's collective
 	// Transfer.Collective of Iteration done; tell the workers.
 	Complete
+	// Flushed: all that was declared before Flush is reduced.
+	Flushed
 	// Abort: training cannot go on, and Failure says why. No action follows.
 	Abort
 )
@@ -101,6 +107,8 @@ type Engine struct {
 	ended   []int              // by local worker: iterations ended
 	ops     map[job.OpID][]int // that transfers wait for, by local worker: iterations done
 	left    []bool
+	drains  bool // after Flush
+	flushed bool
 	failed  bool
 	actions []Action
 }
@@ -110,6 +118,7 @@ type Engine struct {
 type link struct {
 	program *plan.Program
 	idle    bool     // nothing of it is the engine's
+	oldest  int      // generation, relative to the period, of its transfers
 	gates   []gates  // by transfer
 	head    int      // instance: next to start
 	flying  []flight // by instance
@@ -185,6 +194,9 @@ func New(c Config) (*Engine, error) {
 				return nil, fmt.Errorf("link %s, transfer %d (%s): %w", x.program.Link, i, e.name(t), err)
 			}
 			x.gates = append(x.gates, g)
+			if t.Bucket >= 0 {
+				x.oldest = min(x.oldest, t.Generation)
+			}
 		}
 		e.links = append(e.links, x)
 	}
@@ -283,6 +295,10 @@ func (e *Engine) Step(now time.Duration, v Event) []Action {
 			e.dispatch(now, l)
 		}
 	}
+	if e.drains && !e.flushed && !slices.ContainsFunc(e.links, func(x link) bool { return len(x.flying) > 0 || !e.drained(&x) }) {
+		e.flushed = true
+		e.actions = append(e.actions, Action{Kind: Flushed, Bucket: -1})
+	}
 	return e.actions
 }
 
@@ -295,6 +311,8 @@ func (e *Engine) take(now time.Duration, v Event) *Failure {
 		return e.finish(v.Link, v.Instance)
 	case Deadline:
 		return e.Late(now, e.Timeout)
+	case Flush:
+		return e.drain()
 	}
 	if w < 0 {
 		return &Failure{Rank: v.Rank, Bucket: -1, Err: fmt.Errorf("rank %d is not of this host", v.Rank)}
@@ -340,6 +358,9 @@ func (e *Engine) ready(now time.Duration, w, b, iteration int) *Failure {
 	if b < 0 || b >= len(e.buckets) {
 		return wrong("the plan has %d buckets", len(e.buckets))
 	}
+	if e.drains {
+		return wrong("it has asked for a flush, after which there is a hello")
+	}
 	x := &e.buckets[b]
 	next := x.declared[w] + 1
 	for range x.uses {
@@ -364,6 +385,32 @@ func (e *Engine) ready(now time.Duration, w, b, iteration int) *Failure {
 		x.since = now
 	}
 	return e.abandoned(b)
+}
+
+// drain begins a flush. All workers must have declared the same.
+func (e *Engine) drain() *Failure {
+	if e.SeesOps {
+		return &Failure{Rank: -1, Bucket: -1, Err: errors.New("played jobs are not flushed")}
+	}
+	for b := range e.buckets {
+		x := &e.buckets[b]
+		least, most := slices.Min(x.declared), slices.Max(x.declared)
+		if least < most {
+			behind, ahead := e.Ranks[slices.Index(x.declared, least)], e.Ranks[slices.Index(x.declared, most)]
+			return e.about(behind, b, most, Gradient, 0, fmt.Errorf("all ranks ask for a flush, rank %d after another iteration than rank %d: flush after the same", behind, ahead))
+		}
+	}
+	e.drains = true
+	return nil
+}
+
+// drained reports whether a flush leaves nothing to start on a link.
+func (e *Engine) drained(x *link) bool {
+	if !e.drains || x.idle {
+		return e.drains
+	}
+	oldest := x.period(x.head)*len(e.Plan.Generations) + x.oldest
+	return !slices.ContainsFunc(e.buckets, func(b bucket) bool { return b.declared[0] >= oldest })
 }
 
 // Declared is how many generations the worker at a place of Ranks has declared with
@@ -409,7 +456,7 @@ var frees = map[cluster.Kind]bool{cluster.AllReduce: true, cluster.AllGather: tr
 // dispatch starts what program order, gates and window of a link allow.
 func (e *Engine) dispatch(now time.Duration, l int) {
 	x := &e.links[l]
-	for ; ; x.head++ {
+	for ; !e.drained(x); x.head++ {
 		if e.absent(l, x.head) {
 			continue
 		}
@@ -435,7 +482,7 @@ func (e *Engine) open(l int) bool {
 	g := &x.gates[x.head%len(x.gates)]
 	first := n * e.Plan.Period
 	for _, i := range g.ended {
-		if slices.Min(e.ended) <= first+i {
+		if !e.drains && slices.Min(e.ended) <= first+i {
 			return false
 		}
 	}
@@ -463,13 +510,14 @@ func (e *Engine) done(d done, n int) bool {
 	return instance < x.head && !flying
 }
 
-// absent tells of a transfer that there is none: it is of a time before the run,
-// or one of the job's own collectives, which the workers call.
+// absent tells of a transfer that there is none: it is of a time before the run, or
+// after a flush, or one of the job's own collectives, which the workers call.
 func (e *Engine) absent(l, instance int) bool {
 	if e.links[l].transfer(instance).Bucket < 0 {
 		return !e.SeesOps || e.iteration(l, instance) < 0
 	}
-	return e.generation(l, instance) < 0
+	g := e.generation(l, instance)
+	return g < 0 || e.drains && g > e.buckets[e.links[l].transfer(instance).Bucket].declared[0]
 }
 
 // generation is that of a transfer, counted from the start of the run.

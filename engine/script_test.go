@@ -28,7 +28,7 @@ import (
 //	    events, one a line, and below each what it makes the engine do:
 //	    ready RANK BUCKET ITERATION, boundary RANK ITERATION, op RANK OP ITERATION,
 //	    done LINK INSTANCE,
-//	    left RANK, lost RANK CAUSE, tick. "at MS" in front moves the time on.
+//	    left RANK, lost RANK CAUSE, flush, tick. "at MS" in front moves the time on.
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		s := script{}
@@ -160,9 +160,12 @@ func (s *script) run(_ *testing.T, d *datadriven.TestData) error {
 			words = words[2:]
 		}
 		for _, a := range s.engine.Step(s.now, s.event(words)) {
-			link := s.engine.Plan.Programs[a.Link].Link
+			link := ""
+			if len(s.engine.Plan.Programs) > 0 {
+				link = s.engine.Plan.Programs[a.Link].Link
+			}
 			what := fmt.Sprintf("bucket %d, generation %d of iteration %d", a.Bucket, a.Generation, a.Iteration)
-			if a.Kind != Abort && a.Bucket < 0 {
+			if a.Transfer != nil && a.Bucket < 0 {
 				what = fmt.Sprintf("collective %d of iteration %d", a.Transfer.Collective, a.Iteration)
 			}
 			switch a.Kind {
@@ -170,6 +173,8 @@ func (s *script) run(_ *testing.T, d *datadriven.TestData) error {
 				fmt.Fprintf(&s.out, "  start %s %d: %s %s\n", link, a.Instance, a.Transfer.Kind, what)
 			case Complete:
 				fmt.Fprintf(&s.out, "  complete %s\n", what)
+			case Flushed:
+				fmt.Fprintln(&s.out, "  flushed")
 			case Abort:
 				fmt.Fprintf(&s.out, "  abort, rank %d: %v\n", a.Failure.Rank, a.Failure)
 			}
@@ -190,6 +195,8 @@ func (s *script) event(words []string) Event {
 	case "done":
 		l := slices.IndexFunc(s.engine.Plan.Programs, func(x plan.Program) bool { return x.Link == words[1] })
 		return Event{Kind: TransferDone, Link: l, Instance: n(2)}
+	case "flush":
+		return Event{Kind: Flush}
 	case "left":
 		return Event{Kind: Left, Rank: n(1)}
 	case "lost":

@@ -82,6 +82,109 @@ func TestEngineAgreesOnPolicies(t *testing.T) {
 	t.Log(starts)
 }
 
+// A flush completes what workers have declared of every legal plan, once, and nothing
+// else, wherever the run is and whatever its transfers wait for.
+func TestEngineFlushes(t *testing.T) {
+	waited := 0
+	rapid.Check(t, func(t *rapid.T) {
+		d := draw{t}
+		j := random.Chain(t, 6)
+		p := d.plan(j)
+		for range d.int(0, 2) {
+			d.mutate(j, p)
+		}
+		d.hold(p)
+		d.restate(p)
+		if !plan.Check(p, j, plan.Limits{MaxDelay: 100, MaxStaleness: 100}).OK() {
+			return
+		}
+		e, err := engine.New(engine.Config{Plan: timeless(p), Job: j, Ranks: []int{0}})
+		if err != nil {
+			return // it waits for ops
+		}
+		waited += flushes(d, p, e)
+	})
+	if waited == 0 {
+		t.Error("all was reduced before it was flushed: the test shows nothing")
+	}
+}
+
+// flushes plays some iterations, in which transfers take any time, and a flush. It
+// returns how many buckets the flush completed.
+func flushes(d draw, p *plan.Plan, e *engine.Engine) (completed int) {
+	type reduced struct{ bucket, iteration int }
+	owed := map[reduced]bool{} // declared and not complete
+	var flying []engine.Action
+	flushed := false
+	step := func(v engine.Event) {
+		for _, a := range e.Step(0, v) {
+			switch a.Kind {
+			case engine.Start:
+				if a.Transfer.Kind == cluster.Push || a.Transfer.Kind == cluster.Pull {
+					d.t.Skip("agents have no parameter servers")
+				}
+				flying = append(flying, a)
+			case engine.Complete:
+				if !owed[reduced{a.Bucket, a.Iteration}] {
+					d.t.Fatalf("bucket %d of iteration %d is complete, and was not declared, or twice", a.Bucket, a.Iteration)
+				}
+				delete(owed, reduced{a.Bucket, a.Iteration})
+			case engine.Flushed:
+				flushed = true
+			case engine.Abort:
+				d.t.Fatal(a.Failure)
+			}
+		}
+	}
+	finish := func() {
+		k := d.int(0, len(flying)-1)
+		a := flying[k]
+		flying = slices.Delete(flying, k, k+1)
+		step(engine.Event{Kind: engine.TransferDone, Link: a.Link, Instance: a.Instance})
+	}
+	for i := range d.int(0, 3*p.Period+2) {
+		for b := range p.Buckets {
+			if !declared(p, b, i%p.Period) {
+				continue
+			}
+			for n := 0; ; finish() {
+				n = 0
+				for x := range owed {
+					if x.bucket == b {
+						n++
+					}
+				}
+				if n < p.Buffers {
+					break
+				}
+				if len(flying) == 0 {
+					d.t.Fatalf("bucket %d of iteration %d has no buffer", b, i)
+				}
+			}
+			owed[reduced{b, i}] = true
+			step(engine.Event{Kind: engine.Ready, Bucket: b, Iteration: i})
+		}
+		step(engine.Event{Kind: engine.Boundary, Iteration: i})
+		for range d.int(0, len(flying)) {
+			if len(flying) > 0 {
+				finish()
+			}
+		}
+	}
+	completed = len(owed)
+	step(engine.Event{Kind: engine.Flush})
+	for len(flying) > 0 {
+		if flushed {
+			d.t.Fatal("flushed, and transfers are under way")
+		}
+		finish()
+	}
+	if !flushed || len(owed) > 0 {
+		d.t.Fatalf("flushed: %v, and of what was declared is left: %v", flushed, owed)
+	}
+	return completed
+}
+
 // timeless is p without gates on simulated time, which an engine counts as open.
 func timeless(p *plan.Plan) *plan.Plan {
 	out := *p

@@ -164,7 +164,7 @@ type Update struct {
 
 // Call is a collective outside the plan.
 type Call struct {
-	Kind     string `json:"kind"`        // barrier, broadcast, all-reduce or review
+	Kind     string `json:"kind"`        // barrier, broadcast, all-reduce, review or flush
 	At       int64  `json:"at,omitzero"` // where its data lie, bytes from the beginning of the part for calls
 	Root     int    `json:"root"`        // of a broadcast: a rank
 	Bytes    int64  `json:"bytes,omitzero"`
@@ -186,6 +186,7 @@ type Decision struct {
 const (
 	Barrier = "barrier"
 	Review  = "review"
+	Flush   = "flush"
 )
 
 var (
