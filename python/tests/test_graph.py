@@ -170,7 +170,7 @@ class Compiled(unittest.TestCase):
         for name in MODELS:
             plain, model = made(name), made(name)
             run = compiled(model)
-            optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (plain, model)]
+            optimizers = [torch.optim.SGD(m.parameters(), lr=0.01, momentum=0.9) for m in (plain, model)]
             for step in range(5):
                 for o in optimizers:
                     o.zero_grad()
@@ -475,7 +475,7 @@ class Ranks(unittest.TestCase):
     def train(self, models: List[nn.Module], loss: Callable[[Any, Any, int, int], torch.Tensor], compile: Any, **options: Any) -> List[Any]:
         def work(session: Any) -> nn.Module:
             model = models[session.client.rank]
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
             session.wrap(model, optimizer, 64, 64)
             run = compile(model)
             for step in range(5):

@@ -12,6 +12,7 @@ import mmap
 import os
 import socket
 import struct
+import time
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
@@ -140,6 +141,7 @@ class Client:
         self.rank = rank
         self.world = world
         self._local_rank = local_rank
+        self.waited = 0  # for the agent, ns, since the start
         self._calls = 0
         self._begun: Set[int] = set()  # calls that have not returned
         self._error: Optional[WeftError] = None
@@ -328,6 +330,7 @@ class Client:
     def _read(self, into: memoryview, fds: Optional[List[int]]) -> None:
         sock = self._open()
         while into:
+            began = time.perf_counter_ns()
             try:
                 if fds is None:
                     n = sock.recv_into(into)
@@ -335,6 +338,7 @@ class Client:
                     n = _recv_with_fds(sock, into, fds)
             except ConnectionError:
                 n = 0
+            self.waited += time.perf_counter_ns() - began
             if n == 0:
                 raise self._fail(WeftError(f"rank {self.rank}: the agent of this host ended without a message"))
             into = into[n:]

@@ -43,6 +43,9 @@ def backend(module: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
     from torch._functorch import config
     from torch._functorch.partitioners import default_partition
 
+    from ._graph_job import watch
+
+    watch()
     pair = Pair()
     compiler = aot_autograd(fw_compiler=pair.compile_forward, bw_compiler=pair.compile_backward, partition_fn=default_partition)
     # With donated buffers, which nothing here uses, backward(retain_graph=True) is an error: that is looked at when it runs.
@@ -158,7 +161,7 @@ def program(graph: Graph, timing: bool) -> Callable[[List[Any]], Any]:
         copies[n] = copy.node_copy(n)
     run = copy.placeholder("weft_run")
     results = list(graph.results)
-    mark = "mark_device" if any(_on_gpu(n) for n in graph.nodes.values()) else "mark"
+    mark = "mark_device" if any(on_gpu(n) for n in graph.nodes.values()) else "mark"
     for name in graph.order:
         n = graph.nodes[name]
         copies[n] = copy.node_copy(n, copies.__getitem__)
@@ -173,7 +176,7 @@ def program(graph: Graph, timing: bool) -> Callable[[List[Any]], Any]:
     return torch.fx.GraphModule(graph.module, copy).forward  # type: ignore[no-any-return]
 
 
-def _on_gpu(node: Any) -> bool:
+def on_gpu(node: Any) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.device.type == "cuda"
 

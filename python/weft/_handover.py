@@ -62,6 +62,10 @@ class HandOver:
         self._sole[k] = made.source if same else None
         return same and made.taken
 
+    def sole(self, k: int) -> Optional[Source]:
+        """What alone made the gradient of parameter k in its last pass; None: several, or what is not known."""
+        return self._sole[k]
+
     def _reads(self, k: int) -> None:
         self._runs[k] += 1
 

@@ -57,6 +57,10 @@ class Reducer:
         # The first parameter's type, so that it may share that one's bucket.
         return [Tensor(USED, len(tensors) + self._client.world, tensors[0].dtype), *tensors]
 
+    def buffers(self) -> List[torch.Tensor]:
+        """What is broadcast in every iteration."""
+        return self._places.buffers()
+
     def start(self, layout: Layout, calls: Calls, device: Device) -> None:
         """Takes the places that the agent gave to tensors(), and hooks into the model, which lives on the device."""
         self._calls = calls
@@ -72,7 +76,7 @@ class Reducer:
         )
         self._bucket_of = {k: b for b, bucket in enumerate(layout.buckets) for k in bucket.tensors}
         self._reset()
-        self._hand_over = HandOver([p for _, p in self.parameters], self._early)
+        self.hand_over = HandOver([p for _, p in self.parameters], self._early)
         self._hooks = [GradientHook(p, lambda k=k: self._gradient(k)) for k, (_, p) in enumerate(self.parameters)]
         self._handles = [
             self._model.register_forward_pre_hook(ForwardHook(lambda *_: self._before_forward())),
@@ -99,7 +103,7 @@ class Reducer:
         self.watch.remove()
         for h in self._hooks + self._handles:
             h.remove()
-        self._hand_over.remove()
+        self.hand_over.remove()
 
     def _reset(self) -> None:
         self._reached = [False] * len(self.parameters)
@@ -159,7 +163,7 @@ class Reducer:
     def _gradient(self, k: int) -> None:
         """The hook of parameter k: its gradient is complete."""
         self._begin()
-        if self._hand_over.accumulated(k):
+        if self.hand_over.accumulated(k):
             return
         if self.paused:
             self._added[k] = True
@@ -186,6 +190,7 @@ class Reducer:
         self._copy(k, gradient)
         self._reached[k] = True
         self._fill(k + 1)
+        self.watch.gradient(k)
         return True
 
     def _copy(self, k: int, grad: Any) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import os
 import sys
 from typing import Iterator, Optional, Tuple, TypeVar
@@ -22,12 +23,13 @@ import torch
 
 from ._client import WeftError
 from ._graph import backend
+from ._graph_job import job, order_from_plan, watch, write
 from ._reducer import Reducer
 from ._session import BUCKET_BYTES, FIRST_BUCKET_BYTES, Session
 
 __all__ = [
-    "WeftError", "all_reduce", "backend", "barrier", "broadcast", "init", "join", "no_sync", "rank", "shutdown", "world_size",
-    "wrap",
+    "WeftError", "all_reduce", "backend", "barrier", "broadcast", "export_job", "init", "join", "no_sync", "order_from_plan", "rank",
+    "shutdown", "world_size", "wrap",
 ]  # fmt: skip
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -128,6 +130,27 @@ def broadcast(tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
 def barrier() -> None:
     """Returns once every worker has called it."""
     _open().calls().barrier()
+
+
+@contextlib.contextmanager
+def export_job(path: str, workers: Optional[int] = None) -> Iterator[None]:
+    """Within it, the iterations of a compiled model are measured; at its end rank 0 writes them as a job file (docs/job.md).
+
+    The model is wrapped, and compiled with backend=weft.torch.backend; 13 iterations or more, of which the first 3 are warm-up.
+    The job is of so many workers as there are, or as are given.
+    """
+    session, reducer = _open(), _reducer("export_job")
+    watch().record(lambda: session.client.waited)
+    try:
+        yield
+    finally:
+        iterations = watch().recorded()
+    if session.client.rank == 0:
+        world = workers or session.client.world
+        used = reducer.tensors()[0]
+        used = dataclasses.replace(used, elements=used.elements - session.client.world + world)
+        buffers = sum(b.numel() * b.element_size() for b in reducer.buffers())
+        write(path, job(iterations, reducer.parameters, reducer.hand_over.sole, world, [used], buffers))
 
 
 def rank() -> int:
