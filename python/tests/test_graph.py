@@ -71,8 +71,13 @@ Batch = Callable[[torch.Generator], torch.Tensor]
 MODELS: Dict[str, Tuple[Callable[[], nn.Module], Batch]] = {"cnn": (cnn, images), "mlp": (mlp, rows), "transformer": (Transformer, words)}
 
 
-def compiled(function: Any) -> Any:
-    return torch.compile(function, backend=weft.backend)
+def compiled(function: Any, **options: Any) -> Any:
+    return torch.compile(function, backend=weft.backend, **options)
+
+
+def compiled_at_once(function: Any) -> Any:
+    """Of dynamic shapes, backward graphs are compiled when they first run, which threads cannot do at the same time."""
+    return compiled(function, dynamic=False)
 
 
 def made(name: str, seed: int = 0) -> nn.Module:
@@ -183,6 +188,21 @@ class Compiled(unittest.TestCase):
             model.eval(), plain.eval()
             with torch.no_grad():
                 self.assertTrue(torch.equal(run(x), plain(x)), name)
+
+    def test_shapes(self) -> None:
+        """Batches of several sizes, as the last of an epoch: graphs of which sizes are arguments."""
+        for name in "mlp", "transformer":
+            plain, model = made(name), made(name)
+            run = compiled(model)
+            taken = Taken(model)
+            everyone = list(range(len(taken.parameters)))
+            for step, size in enumerate((4, 4, 3, 3, 2, 4, 4)):
+                x = batch(name, step)[:size]
+                plain.zero_grad()
+                loss_of(plain(x)).backward()
+                early = taken.step(lambda: loss_of(run(x)).backward())
+                self.same(model, plain, f"{name}, step {step}")
+            self.assertEqual(early, everyone)
 
     def test_any_order(self) -> None:
         """Every valid order of the backward graph gives the same gradients."""
@@ -499,7 +519,7 @@ class Ranks(unittest.TestCase):
 
             for options in {}, {"set_to_none": False}:
                 want = self.train([made(name, r) for r in range(2)], loss, lambda model: model, **options)
-                got = self.train([made(name, r) for r in range(2)], loss, compiled, **options)
+                got = self.train([made(name, r) for r in range(2)], loss, compiled_at_once, **options)
                 for g, w in zip(got, want):
                     for (n, a), b in zip(g.state_dict().items(), w.state_dict().values()):
                         self.assertTrue(torch.equal(a, b), f"{name}: {n}")
@@ -521,7 +541,7 @@ class Ranks(unittest.TestCase):
             torch.manual_seed(0)
             start = Broken()
             want = self.train([copy.deepcopy(start) for _ in range(2)], loss, lambda model: model)
-            got = self.train([copy.deepcopy(start) for _ in range(2)], loss, compiled)
+            got = self.train([copy.deepcopy(start) for _ in range(2)], loss, compiled_at_once)
             for g, w in zip(got, want):
                 for (n, a), b in zip(g.state_dict().items(), w.state_dict().values()):
                     self.assertTrue(torch.equal(a, b), f"{loss.__name__}: {n}")
@@ -534,7 +554,7 @@ class Ranks(unittest.TestCase):
             return loss_of(x) + (model[0].weight.norm() if step == 3 else 0)
 
         with self.assertRaisesRegex(weft.WeftError, "0.weight received a second gradient .* must be compiled too"):
-            self.train([made("mlp") for _ in range(2)], loss, compiled)
+            self.train([made("mlp") for _ in range(2)], loss, compiled_at_once)
 
     def test_early(self) -> None:
         """Buckets leave while the backward graph runs, not after it."""
@@ -556,7 +576,7 @@ class Ranks(unittest.TestCase):
             return loss_of(run(batch("mlp", step)))
 
         with mock.patch.object(Client, "ready", noted_ready), mock.patch.object(_graph.Graph, "run", noted_run):
-            self.train([made("mlp")], loss, compiled)
+            self.train([made("mlp")], loss, compiled_at_once)
         first, second = events.index("bucket of 0"), events.index("bucket of 1")
         self.assertEqual(events.index("graph ended"), first - 1)
         self.assertNotIn("graph ended", events[second : second + 5])  # five of the six buckets; weft.used is in the last
