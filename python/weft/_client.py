@@ -6,6 +6,7 @@ Nothing here knows torch.
 from __future__ import annotations
 
 import array
+import collections
 import functools
 import json
 import mmap
@@ -14,7 +15,7 @@ import socket
 import struct
 import time
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Deque, Dict, List, Optional, Sequence, Set, Tuple
 
 from . import __version__
 
@@ -144,6 +145,7 @@ class Client:
         self.waited = 0  # for the agent, ns, since the start
         self._calls = 0
         self._begun: Set[int] = set()  # calls that have not returned
+        self._reduced: Deque[Tuple[int, int]] = collections.deque()  # buckets and iterations that came while a call was waited for
         self._error: Optional[WeftError] = None
         self._header = bytearray(HEADER.size)
         self._socket: Optional[socket.socket] = connection
@@ -187,10 +189,30 @@ class Client:
 
     def done(self, iteration: int) -> int:
         """Waits for the next bucket of an iteration that lies reduced in the output region; returns which."""
-        bucket, of, _ = self._receive(DONE)
+        bucket, of = self.reduced()
         if of != iteration:
             raise self._fail(WeftError(f"rank {self.rank}: the agent is at iteration {of}, this worker at {iteration}"))
         return bucket
+
+    def reduced(self) -> Tuple[int, int]:
+        """Waits for the next bucket, of any iteration, that lies reduced in the output region; returns it and the iteration."""
+        if self._reduced:
+            return self._reduced.popleft()
+        bucket, iteration, _ = self._receive(DONE)
+        return bucket, iteration
+
+    def has_reduced(self) -> bool:
+        """Whether reduced would not wait."""
+        while not self._reduced:
+            try:
+                self._open().recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return False
+            except ConnectionError:
+                pass  # reading tells more
+            kind, index, iteration, _ = self._next()
+            self._note(kind, index, iteration)
+        return True
 
     def boundary(self, iteration: int) -> None:
         """Tells that an iteration has ended."""
@@ -215,10 +237,7 @@ class Client:
     def wait(self, call: int) -> None:
         """Waits for a call to return. Those begun after it may have returned before."""
         while call in self._begun:
-            returned, _, _ = self._receive(RETURNED)
-            if returned not in self._begun:
-                raise self._fail(WeftError(f"rank {self.rank}: the agent returned call {returned}, which this worker has not made"))
-            self._begun.remove(returned)
+            self._returned(self._receive(RETURNED)[0])
 
     def review(self, report: Dict[str, Any]) -> Dict[str, Any]:
         """Tells what this worker has measured, as every worker does after the same iteration; returns what is decided."""
@@ -254,6 +273,11 @@ class Client:
         if self._socket is not None:
             self._socket.detach()
             self._socket = None
+
+    def _returned(self, call: int) -> None:
+        if call not in self._begun:
+            raise self._fail(WeftError(f"rank {self.rank}: the agent returned call {call}, which this worker has not made"))
+        self._begun.remove(call)
 
     def _layout(self, w: Any, fds: List[int], tensors: Sequence[Tensor]) -> Layout:
         if w["version"] != VERSION:
@@ -313,19 +337,35 @@ class Client:
     def _receive(self, expected: int, fds: Optional[List[int]] = None) -> Tuple[int, int, bytes]:
         """Waits for a message; returns its index, iteration and payload, and adds descriptors that come with it to fds."""
         while True:
-            self._read(memoryview(self._header), fds)
-            length, kind, _, _, index, iteration = HEADER.unpack(self._header)
-            if length > MAX_PAYLOAD:
-                raise self._fail(WeftError(f"rank {self.rank}: the agent announced {length} bytes, {MAX_PAYLOAD} are allowed"))
-            payload = bytearray(length)
-            if length:
-                self._read(memoryview(payload), fds)
-            if kind == FAILED:
-                raise self._fail(_failure(payload))
+            kind, index, iteration, payload = self._next(fds)
             if kind == expected:
-                return index, iteration, bytes(payload)
-            if expected != FAILED:
+                return index, iteration, payload
+            if expected in (DONE, RETURNED):
+                self._note(kind, index, iteration)
+            elif expected != FAILED:
                 raise self._fail(WeftError(f"rank {self.rank}: the agent sent a message of type {kind}, expected {expected}"))
+
+    def _note(self, kind: int, index: int, iteration: int) -> None:
+        """Keeps a message that came while another one was waited for."""
+        if kind == DONE:
+            self._reduced.append((index, iteration))
+        elif kind == RETURNED:
+            self._returned(index)
+        else:
+            raise self._fail(WeftError(f"rank {self.rank}: the agent sent a message of type {kind}, which nothing asked for"))
+
+    def _next(self, fds: Optional[List[int]] = None) -> Tuple[int, int, int, bytes]:
+        """Waits for any message but failed; returns its type, index, iteration and payload."""
+        self._read(memoryview(self._header), fds)
+        length, kind, _, _, index, iteration = HEADER.unpack(self._header)
+        if length > MAX_PAYLOAD:
+            raise self._fail(WeftError(f"rank {self.rank}: the agent announced {length} bytes, {MAX_PAYLOAD} are allowed"))
+        payload = bytearray(length)
+        if length:
+            self._read(memoryview(payload), fds)
+        if kind == FAILED:
+            raise self._fail(_failure(payload))
+        return kind, index, iteration, bytes(payload)
 
     def _read(self, into: memoryview, fds: Optional[List[int]]) -> None:
         sock = self._open()
@@ -349,6 +389,10 @@ class Client:
         if self._socket is None:
             raise WeftError(f"rank {self.rank}: not connected: shut down, or a process forked from the worker")
         return self._socket
+
+    def broken(self, what: str) -> WeftError:
+        """The error of an agent that does not hold to the protocol, which ends the connection's use."""
+        return self._fail(WeftError(f"rank {self.rank}: {what}"))
 
     def _fail(self, error: WeftError) -> WeftError:
         self._error = error

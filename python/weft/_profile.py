@@ -44,9 +44,9 @@ class Watch:
     def sent(self) -> None:
         """The pass has ended, and everything is handed over."""
 
-    def done(self, iteration: int) -> int:
-        """Waits for a bucket, as Client.done does."""
-        return self._client.done(iteration)
+    def reduced(self) -> Tuple[int, int]:
+        """Waits for a bucket, as Client.reduced does."""
+        return self._client.reduced()
 
     def broadcast(self, buffers: Sequence[torch.Tensor]) -> ContextManager[None]:
         """Within it, buffers are broadcast."""
@@ -157,11 +157,11 @@ class Profile(Watch):
             self._client.ready(bucket, iteration)
         self._held.clear()
 
-    def done(self, iteration: int) -> int:
+    def reduced(self) -> Tuple[int, int]:
         since = time.perf_counter()
-        bucket = self._client.done(iteration)
+        reduced = self._client.reduced()
         self._waited += time.perf_counter() - since
-        return bucket
+        return reduced
 
     @contextlib.contextmanager
     def broadcast(self, buffers: Sequence[torch.Tensor]) -> Iterator[None]:

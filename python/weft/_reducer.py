@@ -1,19 +1,25 @@
-"""Averages the gradients of one model over all workers, at the end of each backward pass."""
+"""Averages the gradients of one model over all workers: at the end of each backward pass, or when they are needed."""
 
 from __future__ import annotations
 
+import warnings
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Set
 
 import torch
 
+from ._averages import Averages
+from ._buckets import Buckets
 from ._calls import Calls
 from ._client import Client, Layout, Tensor, WeftError
 from ._device import Device
+from ._guard import refused
 from ._handover import HandOver
 from ._hooks import ForwardHook, GradientHook, StepHook, at_end_of_backward, tensors_in
-from ._memory import dtype_name, view
+from ._memory import dtype_name
+from ._places import Places
 from ._profile import Profile, Watch
+from ._updates import Step, Updates, needs_all, step_but, whole_only
 
 # The name of the tensor that says which parameters a worker used, an element a parameter, and which workers trained, an
 # element a worker: 1 or 0. It is the first, so that it travels in the last bucket. Optimizers treat a gradient of None and one
@@ -26,30 +32,46 @@ class Reducer:
     """The gradients of one model.
 
     A pass is a backward pass that reduces; the first hook that it reaches begins it. Each parameter's hook copies
-    parameter.grad into the input region and declares a bucket whose last gradient it was. When the pass ends, gradients of
-    parameters that it did not reach follow, and the averages replace parameter.grad as they come. So backward() returns
-    when the gradients are averages, and the optimizer is nobody's business but the user's.
+    parameter.grad into the input region and declares the buckets whose last gradient it was. When the pass ends, gradients of
+    parameters that it did not reach follow.
+
+    Under a plan with a barrier, the averages then replace parameter.grad as they come. So backward() returns when the gradients
+    are averages, and the optimizer is nobody's business but the user's. Under one that crosses it, backward() and step() return
+    at once, and parameters are guarded: whoever reads a gradient or a parameter waits for its average, and finds it updated.
 
     parameter.grad never shares memory with a region: clip_grad_norm_ and zero_grad(set_to_none=False) write into it.
     """
 
-    def __init__(self, client: Client, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, client: Client, model: torch.nn.Module, optimizer: torch.optim.Optimizer, separable: Optional[bool] = None
+    ) -> None:
         self._client = client
         self.watch = Watch(client)
         self._model = model
         self._optimizer = optimizer
-        self._places = _Places(model)
+        self._places = Places(model)
         self.parameters = self._places.trained()
         if not self.parameters:
             raise ValueError("wrap: no parameter of the model requires a gradient")
+        self.barrier = self._barrier(separable)  # why no update may cross the barrier, or None
         self.ended: Optional[str] = None  # why these gradients are no longer averaged
         self.paused = False  # within no_sync
-        self._iteration = 0
+        self.joining = False  # within join
         self._added = [False] * len(self.parameters)  # within no_sync, since the last pass
         self._trained = list(range(client.world))  # the workers that trained in the last pass in which one did
         self._expected = False  # a forward pass has run since the last step
         self._reduced = False  # and so has a pass
+        self._ended = 0  # iterations whose end the agent has been told of
         self._pass: Callable[[], Any] = lambda: None  # weak: what the engine will call at the end of the pass that runs
+
+    def _barrier(self, separable: Optional[bool]) -> Optional[str]:
+        if any(isinstance(m, torch.jit.ScriptModule) for m in self._model.modules()):
+            return "TorchScript reads parameters behind Python's back"
+        for name, p in self.parameters:
+            why = refused(p)
+            if why is not None:
+                return f"nothing tells when parameter {name} is read: {why}"
+        return whole_only(self._optimizer, separable)
 
     def tensors(self) -> List[Tensor]:
         """What is reduced every iteration, for the agent: USED, then the parameters, in the model's order."""
@@ -57,38 +79,49 @@ class Reducer:
         # The first parameter's type, so that it may share that one's bucket.
         return [Tensor(USED, len(tensors) + self._client.world, tensors[0].dtype), *tensors]
 
-    def buffers(self) -> List[torch.Tensor]:
-        """What is broadcast in every iteration."""
-        return self._places.buffers()
-
     def start(self, layout: Layout, calls: Calls, device: Device) -> None:
         """Takes the places that the agent gave to tensors(), and hooks into the model, which lives on the device."""
         self._calls = calls
-        self._device = device
-        self._layout = layout
-        regions = (layout.input, layout.output)
-        self._used_in, self._used_out = (
-            view(r, self.parameters[0][1].dtype, layout.offsets[0], [len(self.parameters) + self._client.world])
-            for r in regions
-        )
-        self._in, self._out = (
-            [view(r, p.dtype, at, p.shape) for (_, p), at in zip(self.parameters, layout.offsets[1:])] for r in regions
-        )
-        self._bucket_of = {k: b for b, bucket in enumerate(layout.buckets) for k in bucket.tensors}
-        self._reset()
-        self.hand_over = HandOver([p for _, p in self.parameters], self._early)
-        self._hooks = [GradientHook(p, lambda k=k: self._gradient(k)) for k, (_, p) in enumerate(self.parameters)]
-        self._handles = [
-            self._model.register_forward_pre_hook(ForwardHook(lambda *_: self._before_forward())),
-            self._model.register_forward_hook(ForwardHook(lambda model, inputs, output: self._after_forward(output))),
-            StepHook(self._optimizer, self._before_step),
-        ]
+        self._at_read = self._crossing(layout)
         self._review = layout.review
-        if layout.profile > 0:
+        if layout.profile > 0 and not any(self._at_read):
             if self.parameters[0][1].is_cuda:
                 raise WeftError("the profile of a training on a GPU is not there yet: train with weft run, or profile on the CPU")
             last = layout.review - 1
             self.watch = Profile(self._client, self._model, self._optimizer, self.parameters, last - layout.profile, last)
+        used = (self.parameters[0][1].dtype, [len(self.parameters) + self._client.world])
+        self._buckets = Buckets(self._client, self.watch, layout, device, [used, *((p.dtype, p.shape) for _, p in self.parameters)])
+        parameters = [p for _, p in self.parameters]
+        self._averages = Averages(self._buckets, parameters, self._client.world, self._end_iteration)
+        self._reached = [False] * len(self.parameters)
+        self.hand_over = HandOver(parameters, self._early)
+        self._hooks = [GradientHook(p, lambda k=k: self._gradient(k)) for k, p in enumerate(parameters)]
+        self._handles: List[Any] = [
+            self._model.register_forward_pre_hook(ForwardHook(lambda *_: self._before_forward())),
+            self._model.register_forward_hook(ForwardHook(lambda model, inputs, output: self._after_forward(output))),
+        ]
+        if any(self._at_read):
+            self._handles.append(Updates(self._optimizer, self._step, self._averages.finish))
+        else:
+            self._handles.append(StepHook(self._optimizer, self._before_step))
+
+    def _crossing(self, layout: Layout) -> List[Set[int]]:
+        """By generation of a period, the parameters whose updates wait for their first read."""
+        at_read: List[Set[int]] = [set() for _ in layout.ends]
+        if layout.period != len(layout.ends) or any(u.iteration != layout.ends[u.generation] for u in layout.updates):
+            raise WeftError(f"rank {self._client.rank}: policy {layout.policy} delays updates, which this client does not")
+        for u in layout.updates:
+            if u.at == "read":
+                at_read[u.generation].update(k - 1 for k in u.tensors)
+        if self.barrier is not None and layout.policy != "ddp":
+            warnings.warn(f"weft: no update can wait for the first read of its parameter, as policy {layout.policy} may ask for:"
+                          f" {self.barrier}. optimizer.step() waits for all gradients.", stacklevel=5)  # fmt: skip
+            return [set() for _ in layout.ends]
+        return at_read
+
+    def finish(self) -> None:
+        """Waits for all averages that are on their way, and applies the updates that wait for them."""
+        self._averages.finish()
 
     def end(self, successor: "Reducer") -> None:
         """Leaves the parameters of another reducer to it. A backward pass that reaches others raises from now on."""
@@ -105,13 +138,14 @@ class Reducer:
             h.remove()
         self.hand_over.remove()
 
-    def _reset(self) -> None:
-        self._reached = [False] * len(self.parameters)
-        self._missing = [len(bucket.tensors) for bucket in self._layout.buckets]
-
     def _before_forward(self) -> None:
-        if torch.is_grad_enabled() and self.ended is None:
+        if self.ended is not None:
+            return
+        if torch.is_grad_enabled():
             self._places.verify()
+        else:
+            # Nothing is gained in an evaluation, and modules take other kernels if they find tensors that are not plain.
+            self.finish()
 
     def _after_forward(self, output: Any) -> None:
         # A checkpointed segment is a backward pass within the backward pass: began the segment's hooks the pass, it would end
@@ -134,6 +168,28 @@ class Reducer:
                 " model adds to it 0 times the sum of the model's output"
             )
 
+    def _step(self, own: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+        """In place of the optimizer's own step, which applies at once what does not wait for a read."""
+        self._before_step()
+        if self.ended is not None or args or kwargs or needs_all(self._optimizer):
+            self.finish()
+            result = own()
+            self._end_iteration()
+            return result
+        self._averages.finish_steps()  # of a step without a pass before this one
+        step = Step(self._optimizer)
+        at_read = self._at_read[(self._buckets.iteration - 1) % len(self._at_read)]
+        result = step_but(self._optimizer, own, self._averages.defer(step, at_read.__contains__))
+        self._end_iteration()
+        self._averages.drain()
+        return result
+
+    def _end_iteration(self) -> None:
+        """Tells the agent that the step of the last iteration has been called: or that somebody awaits its averages before."""
+        while any(self._at_read) and self._ended < self._buckets.iteration:
+            self._client.boundary(self._ended)
+            self._ended += 1
+
     def _begin(self) -> None:
         """Has the engine call _end at the end of the backward pass that runs, unless it will already."""
         if self.ended is not None:
@@ -152,33 +208,34 @@ class Reducer:
 
     def _open(self) -> None:
         # The engine drops the last pass's function, uncalled, when that pass ends by an exception.
-        if 0 in self._missing:
+        if self._buckets.handed_over():
             raise WeftError(
                 f"rank {self._client.rank}: the last backward pass ended by an exception when the other workers already had"
                 " some of its gradients; training cannot go on"
             )
-        self._reset()
+        self._end_iteration()
+        self._buckets.forget()
+        self._reached = [False] * len(self.parameters)
 
     @torch.no_grad()
     def _gradient(self, k: int) -> None:
         """The hook of parameter k: its gradient is complete."""
         self._begin()
+        self._averages.merge(k)
         if self.hand_over.accumulated(k):
             return
         if self.paused:
             self._added[k] = True
             self.watch.gradient(k)
             return
-        if self._reached[k] and self._missing[self._bucket_of[k + 1]] == 0:
+        if self._reached[k] and self._buckets.gone(k + 1):
             raise WeftError(
                 f"{self._name(k)} received a second gradient in one backward pass, after the other workers had the first:"
                 " a parameter used in several checkpointed segments needs checkpoint(..., use_reentrant=False); of a compiled model,"
                 " code that uses a parameter in some iterations only must be compiled too"
             )
-        self._copy(k, self.parameters[k][1].grad)
-        if not self._reached[k]:
-            self._reached[k] = True
-            self._fill(k + 1)
+        self._put(k, self.parameters[k][1].grad, again=self._reached[k])
+        self._reached[k] = True
         self.watch.gradient(k)
 
     @torch.no_grad()
@@ -187,63 +244,46 @@ class Reducer:
         self._begin()
         if self.paused or self._reached[k]:
             return False
-        self._copy(k, gradient)
+        self._put(k, gradient)
         self._reached[k] = True
-        self._fill(k + 1)
         self.watch.gradient(k)
         return True
 
-    def _copy(self, k: int, grad: Any) -> None:
-        if grad.layout is not torch.strided:
+    def _put(self, k: int, grad: Any, again: bool = False) -> None:
+        if grad is not None and grad.layout is not torch.strided:
             raise WeftError(f"{self._name(k)} has a sparse gradient, which weft does not reduce: use sparse=False")
-        self._device.copy_in(self._in[k], grad)
-
-    def _fill(self, tensor: int) -> None:
-        """Counts a tensor that lies in its bucket; declares the bucket when it is complete, copies included."""
-        b = self._bucket_of[tensor]
-        self._missing[b] -= 1
-        if self._missing[b] == 0:
-            self._device.when_copied(self.watch.ready, b, self._iteration)
+        self._buckets.put(k + 1, grad, again)
 
     @torch.no_grad()
     def _end(self) -> None:
-        """Ends the pass: sends what no hook has sent, and waits for the averages."""
+        """Ends the pass: sends what no hook has sent, and waits for the averages, unless the plan does not."""
         mended = [k for k, hook in enumerate(self._hooks) if not self._reached[k] and self._mend(k, hook)]
         if not any(self._reached) and not mended:
             return  # autograd.grad, which adds to no parameter's gradient
+        self.finish()  # the last iteration's updates of what this one did not read
         for k in mended:
             self._added[k] = self.parameters[k][1].grad is not None
         used = [reached or added for reached, added in zip(self._reached, self._added)]
         for k, (_, p) in enumerate(self.parameters):
             if not self._reached[k]:
-                if p.grad is None:
-                    self._in[k].zero_()
-                else:
-                    self._copy(k, p.grad)  # added within no_sync, or in an earlier pass
-                self._fill(k + 1)
+                self._put(k, p.grad)  # None, or added within no_sync, or in an earlier pass
         trains = [rank == self._client.rank for rank in range(self._client.world)]
-        self._used_in.copy_(torch.tensor(used + trains, dtype=self._used_in.dtype))
-        self._fill(0)
-        self._device.settle()
-        self.watch.sent()
-
-        rest = []
-        for _ in self._layout.buckets:
-            bucket = self._layout.buckets[self.watch.done(self._iteration)]
-            reduced = [tensor - 1 for tensor in bucket.tensors if tensor]
-            self._take([k for k in reduced if used[k]])
-            rest += [k for k in reduced if not used[k]]
-        used_by_some = self._used_out.tolist()
-        self._take([k for k in rest if used_by_some[k] != 0])
+        self._buckets.put(0, torch.tensor(used + trains, dtype=self._averages.used.dtype, device="cpu"))
+        crosses = any(self._at_read) and not self.joining
+        self._averages.expect(used, guarded=crosses)
+        if not crosses:
+            self.finish()
         self._added = [False] * len(self.parameters)
         self._reduced = True
-        self._close()
+        self._close(crosses)
 
-    def _close(self) -> bool:
-        """Ends an iteration; returns whether a worker trained in it."""
-        self._iteration += 1
-        self._reset()
-        trained = [rank for rank, t in enumerate(self._used_out[len(self.parameters) :].tolist()) if t != 0]
+    def _close(self, crosses: bool = False) -> bool:
+        """Ends an iteration; returns whether a worker trained in it. If the plan crosses the barrier, all have."""
+        self._reached = [False] * len(self.parameters)
+        if crosses:
+            trained = list(range(self._client.world))
+        else:
+            trained = [rank for rank, t in enumerate(self._averages.used[len(self.parameters) :].tolist()) if t != 0]
         if trained:
             self._trained = trained
             # DDP broadcasts before the next forward pass, which finds the same values. Here, a worker that evaluates alone
@@ -251,8 +291,9 @@ class Reducer:
             buffers = self._places.buffers()
             with self.watch.broadcast(buffers):
                 self._calls.broadcast(buffers, root=trained[0])
-        self.watch.ended(self._iteration)
-        if self._iteration == self._review:
+        self.watch.ended(self._buckets.iteration)
+        if self._buckets.iteration == self._review:
+            self.finish()
             self._review = self._client.review(self.watch.report())["review"]
         return bool(trained)
 
@@ -263,17 +304,14 @@ class Reducer:
         The model and the optimizer's state are then those of a worker that trained last.
         """
         self._open()
-        for zeros in self._used_in, *self._in:
-            zeros.zero_()
         trains = True
         while trains:
             for tensor in range(1 + len(self.parameters)):
-                self._fill(tensor)
-            self._device.settle()
-            self.watch.sent()
-            for _ in self._layout.buckets:
-                self.watch.done(self._iteration)
+                self._buckets.put(tensor, None)
+            self._averages.expect_nothing()
             trains = self._close()
+            self._end_iteration()
+        self.joining = False
         if len(self._trained) < self._client.world:
             root = self._trained[0]
             self._calls.broadcast([*self._model.parameters(), *self._model.buffers()], root)
@@ -281,15 +319,6 @@ class Reducer:
             if self._client.rank != root:
                 self._optimizer.load_state_dict(dict(self._optimizer.state_dict(), state=state))
             self._trained = list(range(self._client.world))
-
-    def _take(self, ks: List[int]) -> None:
-        """Replaces the gradients of parameters by their averages."""
-        parameters = [self.parameters[k][1] for k in ks]
-        for p in parameters:
-            if p.grad is None:
-                p.grad = torch.empty_like(p)
-        # .data: with create_graph=True, the gradient has a graph
-        self._device.copy_out([p.grad.data for p in parameters], [self._out[k] for k in ks])
 
     def _mend(self, k: int, hook: GradientHook) -> bool:
         """Replaces the hook of parameter k where it is lost; returns whether it was."""
@@ -301,40 +330,3 @@ class Reducer:
 
     def _name(self, k: int) -> str:
         return f"rank {self._client.rank}: parameter {self.parameters[k][0]}"
-
-
-class _Places:
-    """Where a model keeps its parameters and buffers, so that it is quick to see whether they are still the same."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._parameters: List[Tuple[str, Dict[str, Any], str, torch.nn.Parameter, torch.dtype, bool]] = []
-        self._buffers: List[Tuple[Dict[str, Any], str]] = []
-        seen = set()
-        for prefix, module in model.named_modules():
-            for key, p in module._parameters.items():
-                if p is not None and p not in seen:
-                    seen.add(p)
-                    name = f"{prefix}.{key}" if prefix else key
-                    self._parameters.append((name, module._parameters, key, p, p.dtype, p.requires_grad))
-            self._buffers += [(module._buffers, key) for key in module._buffers]
-
-    def trained(self) -> List[Tuple[str, torch.nn.Parameter]]:
-        """Names and parameters that require a gradient, in the order of model.parameters(); empty ones need no reducing."""
-        return [(name, p) for name, _, _, p, _, trained in self._parameters if trained and p.numel() > 0]
-
-    def buffers(self) -> List[torch.Tensor]:
-        """The model's buffers as they are now: modules replace them."""
-        return [module[key] for module, key in self._buffers if module.get(key) is not None]
-
-    def verify(self) -> None:
-        """Raises WeftError for a parameter whose gradient would not be averaged, or not as what it is now."""
-        for name, module, key, p, dtype, trained in self._parameters:
-            if module.get(key) is not p:
-                what = "was replaced (load_state_dict(assign=True), for example)"
-            elif p.dtype is not dtype:
-                what = f"changed from {dtype} to {p.dtype}"
-            elif p.requires_grad and not trained:
-                what = "requires a gradient now, and did not"
-            else:
-                continue
-            raise WeftError(f"parameter {name} {what} since weft.wrap(model, optimizer): do that first, then wrap")

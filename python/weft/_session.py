@@ -38,11 +38,22 @@ class Session:
             self._calls = Calls(self.client, layout, self._device)
         return self._calls
 
-    def wrap(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, bucket_bytes: int, first_bucket_bytes: int) -> None:
+    def wrap(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        bucket_bytes: int,
+        first_bucket_bytes: int,
+        separable: Optional[bool] = None,
+    ) -> None:
         """Makes model the one whose gradients are averaged, with the parameters and buffers of rank 0."""
-        reducer = Reducer(self.client, model, optimizer)
+        if self.reducer is not None:
+            self.reducer.finish()
+        reducer = Reducer(self.client, model, optimizer, separable)
         place = place_of(reducer.parameters)
-        layout = self.client.hello(reducer.tensors(), bucket_bytes, first_bucket_bytes, torch.__version__)
+        mode = "per-tensor" if reducer.barrier is None else "global"
+        tensors = reducer.tensors()
+        layout = self.client.hello(tensors, bucket_bytes, first_bucket_bytes, torch.__version__, mode, reducer.barrier is None)
         device = device_at(place, [layout.input, layout.output])
         self._calls = Calls(self.client, layout, device)
         self._device.close()
@@ -56,6 +67,7 @@ class Session:
     def close(self) -> None:
         """Leaves the training in order, and the model as it was."""
         if self.reducer is not None:
+            self.reducer.finish()
             self.reducer.remove()
         self._device.close()
         self.client.goodbye()

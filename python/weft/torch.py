@@ -57,6 +57,7 @@ def wrap(
     *,
     bucket_bytes: int = BUCKET_BYTES,
     first_bucket_bytes: int = FIRST_BUCKET_BYTES,
+    separable: Optional[bool] = None,
 ) -> Tuple[Model, Optimizer]:
     """Averages the gradients of a model over all workers from now on. Returns the very model and optimizer it was given.
 
@@ -67,6 +68,10 @@ def wrap(
 
     bucket_bytes and first_bucket_bytes say how many bytes of gradients are reduced together, and in the first bucket.
     They change no bit of the result.
+
+    separable says whether the optimizer updates each tensor by itself, from its gradient, its state and its group's
+    hyper-parameters: then plans may let the update of a tensor wait for its first read. Of the dense ones of torch.optim but
+    LBFGS it is known; of others, it is taken to be False.
     """
     session = _open()
     mine = set(model.parameters())
@@ -77,7 +82,7 @@ def wrap(
                     f"wrap: parameter {i} (shape {tuple(p.shape)}) of the optimizer's group {g} is not one of the model's:"
                     " its gradient would not be averaged"
                 )
-    session.wrap(model, optimizer, bucket_bytes, first_bucket_bytes)
+    session.wrap(model, optimizer, bucket_bytes, first_bucket_bytes, separable)
     return model, optimizer
 
 
@@ -105,6 +110,7 @@ def join() -> Iterator[None]:
     Every worker enters it, and makes no other calls (all_reduce, ...) within.
     """
     reducer = _reducer("join")
+    reducer.joining = True  # who trains is to be known after each pass
     yield
     reducer.join()
 

@@ -1,0 +1,232 @@
+"""An optimizer whose step() returns before all gradients have come: each tensor's update is applied when its own has.
+
+The user's own step does the work, on a part of the parameters at a time, with the hyper-parameters that held when it was called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import functools
+import sys
+import types
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Optional, Tuple
+
+import torch
+
+from ._guard import raw_grad, set_raw_grad
+
+# The optimizers whose update of a tensor depends on nothing but that tensor, its gradient, its state and its group's
+# hyper-parameters, and which keep nothing else.
+_SEPARABLE = {
+    getattr(torch.optim, name)
+    for name in "Adadelta Adafactor Adagrad Adam AdamW Adamax ASGD NAdam RAdam RMSprop Rprop SGD Muon".split()
+    if hasattr(torch.optim, name)
+}
+
+
+def whole_only(optimizer: torch.optim.Optimizer, separable: Optional[bool] = None) -> Optional[str]:
+    """Why an optimizer's step must be applied to all tensors at once, or None if it need not be.
+
+    separable is what the user says of it, if anything.
+    """
+    name = type(optimizer).__name__
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        return f"{name} is differentiable"
+    step = optimizer.__dict__.get("step")
+    if step is not None and not (hasattr(step, "_with_counter") or hasattr(step, "_wrapped_by_lr_sched")):
+        return f"the step of this {name} was replaced"
+    if _has_step_hooks(optimizer):
+        return f"{name} has hooks on its step"
+    if separable is not None:
+        return None if separable else "wrap(separable=False) says so"
+    known = next((c for c in type(optimizer).__mro__ if c in _SEPARABLE), None)
+    if known is None:
+        return f"{name} is not one that is known to update each tensor by itself; if it does, wrap(separable=True) says so"
+    if _step_of(type(optimizer)) is not _step_of(known):
+        return f"{name} has a step of its own; if that updates each tensor by itself, wrap(separable=True) says so"
+    return None
+
+
+def _has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    hooks = [getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")]
+    module = sys.modules[torch.optim.Optimizer.__module__]  # torch.optim has no attribute for it
+    hooks += [getattr(module, f"_global_optimizer_{when}_hooks", None) for when in ("pre", "post")]
+    ours = __name__.rpartition(".")[0]  # they look at the clock
+    return any(f.__module__.rpartition(".")[0] != ours for of in hooks for f in (of or {}).values() if hasattr(f, "__module__"))
+
+
+def needs_all(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether this call of step must be applied to all tensors at once: of what was not there when whole_only was asked."""
+    scaled = any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf"))  # GradScaler's
+    return scaled or _has_step_hooks(optimizer)
+
+
+class Step:
+    """A call of step(), of which some parameters' updates are yet to be applied."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._groups = [_options(group) for group in optimizer.param_groups]
+        self._group_of = {p: g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        self._modes = _modes()
+
+    def has(self, parameter: torch.Tensor) -> bool:
+        """Whether the optimizer has a parameter."""
+        return parameter in self._group_of
+
+    def apply(self, gradients: List[Tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Updates parameters by their gradients, which may be written. Each parameter's .grad is what it was afterwards."""
+        members: Dict[int, List[torch.Tensor]] = {}
+        before = []
+        for p, grad in gradients:
+            members.setdefault(self._group_of[p], []).append(p)
+            before.append((p, raw_grad(p)))
+            set_raw_grad(p, grad)
+        groups = [dict(_options(self._groups[g]), params=members[g]) for g in sorted(members)]
+        try:
+            with _in_step(self._optimizer, groups), self._modes():
+                _step_of(type(self._optimizer))(self._optimizer)
+        finally:
+            for p, grad in before:
+                set_raw_grad(p, grad)
+
+
+def _options(group: Dict[str, Any]) -> Dict[str, Any]:
+    """A group without its parameters, copied: tensors, and lists that a step may write into."""
+    return {k: _copied(v) for k, v in group.items() if k != "params"}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, (list, dict)):
+        return type(value)(value)
+    return value
+
+
+def _step_of(cls: type) -> Any:
+    """The step of an optimizer's class, without what torch wraps around it to profile it."""
+    step: Any = cls.step  # type: ignore[attr-defined]
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
+
+
+@contextlib.contextmanager
+def _in_step(optimizer: torch.optim.Optimizer, groups: List[Dict[str, Any]]) -> Iterator[None]:
+    """A context in which the optimizer has other groups, and its state is its own business."""
+    own, busy = optimizer.param_groups, optimizer.__dict__.get("_weft_busy", False)
+    optimizer.param_groups, optimizer.__dict__["_weft_busy"] = groups, True
+    try:
+        yield
+    finally:
+        optimizer.param_groups, optimizer.__dict__["_weft_busy"] = own, busy
+
+
+def _autocast(kind: str) -> Tuple[bool, torch.dtype]:
+    """Whether autocast is on for a kind of device, and to which type."""
+    if hasattr(torch, "get_autocast_dtype"):  # torch 2.4
+        return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+    if kind == "cuda":
+        return torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype()
+    return torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype()
+
+
+def _modes() -> Callable[[], ContextManager[Any]]:
+    """Makes contexts with torch's modes as they are now, for a step: without gradients, and never in inference mode."""
+    kinds = [kind for kind in ("cpu", "cuda") if kind == "cpu" or torch.cuda.is_available()]
+    states = {kind: _autocast(kind) for kind in kinds}
+
+    @contextlib.contextmanager
+    def context() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            if torch.is_inference_mode_enabled():
+                stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.no_grad())
+            for kind, state in states.items():
+                if _autocast(kind) != state:
+                    stack.enter_context(torch.autocast(kind, dtype=state[1], enabled=state[0]))
+            yield
+
+    return context
+
+
+class Deferring:
+    """What the class of a wrapped optimizer has before the user's own: nobody sees its state before it is up to date."""
+
+    _weft_finish: Callable[[], None]
+
+    @property
+    def state(self) -> Any:
+        if not self.__dict__.get("_weft_busy"):
+            self._weft_finish()
+        return self.__dict__["state"]
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self.__dict__["state"] = value
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        self._weft_finish()  # load_state_dict
+        super().__setstate__(state)  # type: ignore[misc]
+
+    def __getstate__(self) -> Dict[str, Any]:
+        self._weft_finish()
+        return super().__getstate__()  # type: ignore[misc]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies, in memory or on disk, are of the user's own class."""
+        return copyreg._reconstructor, (type(self).__mro__[2], object, None), self.__getstate__()  # type: ignore[attr-defined]
+
+
+@functools.lru_cache(maxsize=None)
+def _deferring_class(cls: type) -> type:
+    return type(cls)(cls.__name__, (Deferring, cls), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
+
+
+class Updates:
+    """Makes an optimizer's step() return at once. The optimizer stays the user's own object; its class is swapped.
+
+    step is called in place of it, with a function that calls the user's own and its arguments; finish, before the optimizer's
+    state is read or replaced: no update may be outstanding then.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, step: Callable[..., Any], finish: Callable[[], None]) -> None:
+        self._optimizer = optimizer
+        self._class = type(optimizer)
+        self._step: Optional[Callable[..., Any]] = step
+        # A scheduler replaces this attribute of the object too, be it before us or after: each calls what it found.
+        outer = optimizer.step
+
+        @functools.wraps(outer)
+        def deferred(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            own = functools.partial(outer, *args, **kwargs)
+            return self._step(own, *args, **kwargs) if self._step is not None else own()
+
+        optimizer.__class__ = _deferring_class(self._class)
+        optimizer.__dict__["_weft_finish"] = finish
+        optimizer.step = types.MethodType(deferred, optimizer)  # type: ignore[method-assign]
+
+    def remove(self) -> None:
+        """Leaves the optimizer of its own class."""
+        self._step = None
+        self._optimizer.__class__ = self._class
+        self._optimizer.__dict__.pop("_weft_finish", None)
+
+
+def step_but(optimizer: torch.optim.Optimizer, own: Callable[[], Any], deferred: Iterable[torch.Tensor]) -> Any:
+    """Calls the user's step with all parameters but some, and returns what it returns.
+
+    So a scheduler's count, a profiler's mark and a group's own counters advance once for each call of step().
+    """
+    left_out = set(deferred)
+    groups = optimizer.param_groups
+    kept = [group["params"] for group in groups]
+    for group, params in zip(groups, kept):
+        group["params"] = [p for p in params if p not in left_out]
+    before, optimizer.__dict__["_weft_busy"] = optimizer.__dict__.get("_weft_busy", False), True
+    try:
+        return own()
+    finally:
+        optimizer.__dict__["_weft_busy"] = before
+        for group, params in zip(groups, kept):
+            group["params"] = params
