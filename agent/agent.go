@@ -89,6 +89,7 @@ type Agent struct {
 	workers []worker                   // by place in Ranks
 	session *session                   // nil until all workers have said hello
 	plan    *plan.Plan                 // of the schedule, as executed
+	after   int                        // iterations of the next session is its first review; 0: none
 	failure *engine.Failure            // why training has ended
 	warned  map[int]bool               // ranks that have been warned of
 	ended   bool
@@ -141,6 +142,9 @@ func Listen(c Config) (*Agent, error) {
 	a := &Agent{
 		Config: c, origin: time.Now(), done: make(chan struct{}),
 		conns: map[*net.UnixConn]struct{}{}, workers: make([]worker, len(c.Ranks)), warned: map[int]bool{}, asking: map[uint64]time.Duration{}, hasMet: make(chan struct{}), allTold: make(chan struct{}),
+	}
+	if a.Review != nil {
+		a.after = a.Review.After
 	}
 	for w := range a.workers {
 		a.workers[w].explained = make(chan struct{})

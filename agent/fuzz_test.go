@@ -30,7 +30,7 @@ func FuzzWorker(f *testing.F) {
 	f.Fuzz(func(t *testing.T, said []byte) {
 		a, err := agent.Listen(agent.Config{
 			World: 1, Ranks: []int{0}, Socket: shortDir(t) + "/agent",
-			Review: &agent.Review{After: 1, Profile: 1, Take: func(r agent.Reviewed) (d protocol.Decision, err error) {
+			Review: &agent.Review{After: 1, Profile: 1, Take: func(r agent.Reviewed) (d agent.Decided, err error) {
 				_, err = profile.Job("", r.Tensors, r.Reports())
 				return d, err
 			}},

@@ -37,6 +37,7 @@ func callBytes(world int) int64 {
 type layout struct {
 	job     *job.Job
 	plan    *plan.Plan
+	given   *Schedule   // nil: plain buckets
 	dtypes  []job.DType // by bucket
 	welcome protocol.Welcome
 }

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"weft/agent/protocol"
@@ -16,9 +17,54 @@ type Review struct {
 	// After so many iterations of a model workers report. Of these, Profile, before the
 	// last one, are measured op by op.
 	After, Profile int
-	// Take gets what all hosts know, on each of them the same, and says what is next.
-	// It is called once a review and may take its time: the workers wait.
-	Take func(Reviewed) (protocol.Decision, error)
+	// Take gets what all hosts know, and says what is next. It is called on host 0, once a
+	// review, and may take its time: the workers wait. The other hosts are told.
+	Take func(Reviewed) (Decided, error)
+}
+
+// Decided is what a review leads to.
+type Decided struct {
+	protocol.Decision
+	// Schedule is what is executed from the next hello on, where Change says that there is
+	// to be one, and Review is counted from it; nil: plain buckets.
+	Schedule *Schedule
+}
+
+// told is how host 0 tells the others what is decided.
+type told struct {
+	Decision protocol.Decision `json:"decision"`
+	Plan     string            `json:"plan,omitzero"` // as in a file
+	Limits   plan.Limits       `json:"limits,omitzero"`
+}
+
+// encode refuses a plan that the others would.
+func (d *Decided) encode() ([]byte, error) {
+	t := told{Decision: d.Decision}
+	if s := d.Schedule; s != nil {
+		if err := s.Check(); err != nil {
+			return nil, err
+		}
+		var text strings.Builder
+		if err := plan.Write(&text, s.Plan); err != nil {
+			return nil, err
+		}
+		t.Plan, t.Limits = text.String(), s.Limits
+	}
+	return protocol.Encode(&t)
+}
+
+func (d *Decided) decode(b []byte) error {
+	var t told
+	if err := protocol.Decode(b, &t); err != nil {
+		return err
+	}
+	*d = Decided{Decision: t.Decision}
+	if t.Plan == "" {
+		return nil
+	}
+	p, err := plan.Read(strings.NewReader(t.Plan))
+	d.Schedule = &Schedule{Plan: p, Limits: t.Limits}
+	return err
 }
 
 // Reviewed is what is known of the iterations since the last hello.
@@ -45,12 +91,12 @@ type measured struct {
 }
 
 // begin announces a review to the workers of a layout.
-func (r *Review) begin(l *layout) *measured {
-	if r == nil || len(l.job.Tensors) == 0 {
+func (r *Review) begin(l *layout, after int) *measured {
+	if r == nil || after == 0 || len(l.job.Tensors) == 0 {
 		return nil
 	}
-	l.welcome.Review, l.welcome.Profile = r.After, r.Profile
-	m := &measured{first: r.After - 1 - r.Profile, last: r.After - 1}
+	l.welcome.Review, l.welcome.Profile = after, r.Profile
+	m := &measured{first: after - 1 - r.Profile, last: after - 1}
 	for b := range l.plan.Buckets {
 		m.bytes = append(m.bytes, l.plan.Buckets[b].Bytes(l.job))
 	}
@@ -113,14 +159,35 @@ func (a *Agent) review(c *call, reports []profile.Report) {
 			return nil
 		})
 	}
-	var d protocol.Decision
+	op := a.agreements // of what is decided
+	a.agreements++
+	var d Decided
 	a.fly(a.session, func() (err error) {
-		if err = ask(); err == nil {
-			d, err = a.Review.Take(r)
+		if err := ask(); err != nil {
+			return err
+		}
+		var mine []byte
+		if a.Ranks[0] == 0 {
+			if d, err = a.Review.Take(r); err == nil {
+				mine, err = d.encode()
+			}
+			if err != nil {
+				return err
+			}
+		}
+		if a.alone() {
+			return nil
+		}
+		others, err := a.exchange(op, mine)
+		if err == nil && a.Ranks[0] != 0 {
+			err = d.decode(others[0])
 		}
 		return err
 	}, func() {
-		answer, err := protocol.Message{Kind: protocol.KindReturned, Index: c.index}.With(d)
+		if d.Change {
+			a.Schedule, a.after = d.Schedule, d.Review
+		}
+		answer, err := protocol.Message{Kind: protocol.KindReturned, Index: c.index}.With(d.Decision)
 		if err != nil {
 			a.failf(-1, "%w", err)
 			return

@@ -11,6 +11,7 @@ import (
 	"weft/agent/protocol"
 	"weft/agent/worker"
 	"weft/collective"
+	"weft/plan"
 	"weft/profile"
 )
 
@@ -29,7 +30,7 @@ func pass(w *worker.Worker, iteration int) error {
 	return nil
 }
 
-// Every host gets what all workers report and all hosts saw, and every worker what is
+// Host 0 gets what all workers report and all hosts saw, and every worker what is
 // decided.
 func TestReview(t *testing.T) { overEach(t, testReview) }
 
@@ -37,11 +38,11 @@ func testReview(t *testing.T, n network) {
 	const after, measured = 6, 4 // iterations 1 to 4
 	var mu sync.Mutex
 	var taken []agent.Reviewed
-	o := agent.Config{Review: &agent.Review{After: after, Profile: measured, Take: func(r agent.Reviewed) (protocol.Decision, error) {
+	o := agent.Config{Review: &agent.Review{After: after, Profile: measured, Take: func(r agent.Reviewed) (agent.Decided, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		taken = append(taken, r)
-		return protocol.Decision{Review: 17}, nil
+		return agent.Decided{Decision: protocol.Decision{Review: 17}}, nil
 	}}}
 	l := collective.Layout{2, 1}
 	hosts, _ := newHosts(t, l, n, o)
@@ -73,8 +74,8 @@ func testReview(t *testing.T, n network) {
 		return pass(w, after)
 	})
 	must(t, hosts, (*worker.Worker).Goodbye)
-	if len(taken) != len(hosts) {
-		t.Fatalf("%d hosts took reports, want %d", len(taken), len(hosts))
+	if len(taken) != 1 {
+		t.Fatalf("reports were taken %d times, want once", len(taken))
 	}
 	for _, r := range taken {
 		if len(r.Hosts) != 2 || len(r.Tensors) != 2 || r.Tensors[1].Elements != 100 || len(r.Plan.Buckets) != 2 {
@@ -111,7 +112,7 @@ func testReview(t *testing.T, n network) {
 func TestReviewRefused(t *testing.T) {
 	model := tensors("float32", 5)
 	model.FirstBucket, model.BucketBytes = 4, 4
-	asked := &agent.Review{After: 2, Profile: 1, Take: func(agent.Reviewed) (d protocol.Decision, err error) { return d, errors.New("cannot take it") }}
+	asked := &agent.Review{After: 2, Profile: 1, Take: func(agent.Reviewed) (d agent.Decided, err error) { return d, errors.New("cannot take it") }}
 	report := func(w *worker.Worker) error { _, err := w.Review(new(profile.Report)); return err }
 	for _, x := range []struct {
 		name, want    string
@@ -148,6 +149,75 @@ func TestReviewRefused(t *testing.T) {
 					hosts[h].fails(x.want, errs[h])
 				}
 			})
+		}
+	}
+}
+
+// A change gives all hosts the plan of host 0, from their next hello on, and a next one
+// takes it back. Nothing is lost on the way: what is under way is flushed.
+func TestReviewChanges(t *testing.T) {
+	j := trained()
+	p := built(t, j, "deft", plan.DelayLimits(1))
+	decisions := []agent.Decided{
+		{Decision: protocol.Decision{Review: 5}},
+		{Decision: protocol.Decision{Change: true, Review: 4}, Schedule: &agent.Schedule{Plan: p, Limits: plan.DelayLimits(1)}},
+		{Decision: protocol.Decision{Change: true}},
+	}
+	for _, l := range []collective.Layout{{2}, {1, 2}} {
+		taken := 0
+		o := agent.Config{Review: &agent.Review{After: 3, Profile: 1, Take: func(agent.Reviewed) (agent.Decided, error) {
+			taken++
+			return decisions[taken-1], nil
+		}}}
+		hosts, _ := newHosts(t, l, networks["memory"], o)
+		sum := means(t, j, l)
+		must(t, hosts, func(w *worker.Worker) error {
+			y := &trainee{w, j, sum, nil}
+			for _, x := range []struct {
+				policy  string
+				reviews []int // after so many iterations
+			}{{"ddp", []int{3, 5}}, {"deft", []int{4}}, {"ddp", nil}} {
+				hello := does(j)
+				hello.FirstBucket, hello.BucketBytes = 1<<20, 1<<20
+				if err := w.Hello(hello); err != nil {
+					return err
+				}
+				if w.Welcome.Policy != x.policy || (w.Welcome.Review > 0) != (x.reviews != nil) || x.reviews != nil && w.Welcome.Review != x.reviews[0] {
+					return fmt.Errorf("policy %s, a review after %d iterations; want %s, %v", w.Welcome.Policy, w.Welcome.Review, x.policy, x.reviews)
+				}
+				if x.policy == "ddp" { // plain buckets leave the table out
+					w.Welcome.Period, w.Welcome.Ends, w.Welcome.Updates = 1, []int{0}, []protocol.Update{{At: "step"}}
+				}
+				y.done = map[[2]int]bool{}
+				n := 0
+				for _, after := range append(x.reviews, n+2) {
+					for ; n < after; n++ {
+						if err := y.iterate(n); err != nil {
+							return err
+						}
+					}
+					if x.reviews == nil {
+						return w.Goodbye()
+					}
+					d, err := w.Review(new(profile.Report))
+					if err != nil {
+						return err
+					}
+					if d.Change {
+						break
+					}
+				}
+				if err := y.flush(n); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		for _, h := range hosts {
+			<-h.agent.Done()
+			if err := h.agent.Err(); err != nil {
+				t.Error(err)
+			}
 		}
 	}
 }

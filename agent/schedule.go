@@ -124,7 +124,7 @@ func (x *Schedule) layout(h *protocol.Hello, alone bool) (l *layout, note string
 	if fp := j.TensorsFingerprint(); fp != x.Plan.Tensors {
 		return nil, "", x.other(j)
 	}
-	l = &layout{job: j, plan: x.Plan}
+	l = &layout{job: j, plan: x.Plan, given: x}
 	if x.Replay {
 		l.job = x.Job
 	}
@@ -370,7 +370,7 @@ func (a *Agent) programs(l *layout) ([][]*collective.Program, error) {
 		made := map[key]*collective.Program{}
 		for i := range l.plan.Programs[x].Transfers {
 			t := &l.plan.Programs[x].Transfers[i]
-			if t.Bucket < 0 && (a.Schedule == nil || !a.Schedule.Replay) {
+			if t.Bucket < 0 && !l.replays() {
 				out[x] = append(out[x], nil)
 				continue
 			}
@@ -378,7 +378,7 @@ func (a *Agent) programs(l *layout) ([][]*collective.Program, error) {
 			if made[k] == nil {
 				s, d := l.spec(t)
 				s.World = len(a.hosts)
-				p, err := s.Choose(a.link(x).Cost, d.Bytes()).Program(a.host())
+				p, err := s.Choose(a.link(l, x).Cost, d.Bytes()).Program(a.host())
 				if err != nil {
 					return nil, err
 				}
@@ -400,12 +400,15 @@ func (l *layout) spec(t *plan.Transfer) (collective.Spec, job.DType) {
 }
 
 // link is what a program of the plan runs on.
-func (a *Agent) link(l int) Link {
-	if a.Schedule == nil || len(a.Schedule.Links) == 0 {
+func (a *Agent) link(l *layout, program int) Link {
+	if l.given == nil || len(l.given.Links) == 0 {
 		return Link{Net: a.net, Cost: assumed}
 	}
-	return a.Schedule.Links[l]
+	return l.given.Links[program]
 }
+
+// replays says that the workers play a job.
+func (l *layout) replays() bool { return l.given != nil && l.given.Replay }
 
 // region is where a bucket lies for the generation of an iteration.
 func (s *session) region(x engine.Action) protocol.Region {
@@ -422,29 +425,29 @@ func (a *Agent) transfer(s *session, x engine.Action) error {
 		t.Program = s.programs[x.Link][at]
 	}
 	if x.Bucket < 0 {
-		return a.emulate(t, x.Link)
+		return a.emulate(t, a.link(s.layout, x.Link).Net)
 	}
 	t.Reduction = mean(s.dtypes[x.Bucket], a.World)
-	if a.Schedule != nil && a.Schedule.Replay {
+	if s.replays() {
 		t.Scale = 0
 	}
-	r := s.region(x)
+	r, net := s.region(x), a.link(s.layout, x.Link).Net
 	switch {
 	case x.Transfer.Kind != cluster.AllGather:
-		return a.reduce(t, a.link(x.Link).Net, s.target(r), s.sources(r))
+		return a.reduce(t, net, s.target(r), s.sources(r))
 	case a.alone():
 		return nil
 	}
 	t.Result = s.target(r)
-	return t.Run(a.ctx, a.link(x.Link).Net)
+	return t.Run(a.ctx, net)
 }
 
 // emulate runs one of the job's own collectives, with bytes that mean nothing.
-func (a *Agent) emulate(t *collective.Transfer, link int) error {
+func (a *Agent) emulate(t *collective.Transfer, net transport.Endpoint) error {
 	if a.alone() {
 		return nil
 	}
 	t.Reduction = collective.Reduction{DType: job.Float32, Op: kernel.Sum}
 	t.Result = make([]byte, 4*collective.Elements(t.Slices))
-	return t.Run(a.ctx, a.link(link).Net)
+	return t.Run(a.ctx, net)
 }

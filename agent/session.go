@@ -36,13 +36,13 @@ type session struct {
 }
 
 func (a *Agent) newSession(l *layout) (*session, error) {
-	replay := a.Schedule != nil && a.Schedule.Replay
+	replay := l.replays()
 	e, err := engine.New(engine.Config{Plan: l.plan, Job: l.job, Ranks: a.Ranks, SeesOps: replay, Timeout: a.Timeout})
 	if err != nil {
 		return nil, err
 	}
 	l.welcome.Ops = e.Ops()
-	m := a.Review.begin(l)
+	m := a.Review.begin(l, a.after)
 	for b := range l.plan.Buckets {
 		if g := e.Generations(b); len(g) < len(l.plan.Generations) {
 			l.welcome.Buckets[b].Generations = g
@@ -139,7 +139,7 @@ func (a *Agent) begin(first *protocol.Hello) {
 	}
 	var l *layout
 	var err error
-	if a.Schedule != nil && len(first.Tensors) > 0 {
+	if a.Schedule != nil && (len(first.Tensors) > 0 || a.Schedule.Replay) {
 		var note string
 		if l, note, err = a.Schedule.layout(first, a.alone()); note != "" && a.Ranks[0] == 0 && a.Warn != nil {
 			a.Warn(note)
@@ -155,7 +155,7 @@ func (a *Agent) begin(first *protocol.Hello) {
 		a.failf(-1, "%w", err)
 		return
 	}
-	if l.welcome.Period > 0 {
+	if l.given != nil {
 		a.plan = l.plan
 	}
 	m, err := protocol.Message{Kind: protocol.KindWelcome}.With(&l.welcome)
@@ -184,8 +184,8 @@ func (a *Agent) step(v engine.Event) {
 			begun := a.now()
 			a.fly(s, func() error { return a.transfer(s, x) }, func() {
 				s.measured.transferred(x, begun, a.now())
-				if a.Schedule != nil && a.Schedule.Watch != nil {
-					a.Schedule.Watch(Flight{x, start, time.Now()})
+				if s.given != nil && s.given.Watch != nil {
+					s.given.Watch(Flight{x, start, time.Now()})
 				}
 				a.step(engine.Event{Kind: engine.TransferDone, Link: x.Link, Instance: x.Instance})
 			})

@@ -26,9 +26,10 @@ type Worker struct {
 	Input, Output          []byte // shared with the agent; see the rules of the protocol
 
 	conn    *net.UnixConn
-	reading sync.Mutex // of in and fds
+	reading sync.Mutex // of in, fds and early
 	in      *protocol.Reader
-	fds     []int // received, not yet used
+	fds     []int                                // received, not yet used
+	early   map[protocol.Kind][]protocol.Message // that came before what was waited for
 	calls   int
 }
 
@@ -93,6 +94,7 @@ func (w *Worker) Hello(h protocol.Hello) error {
 		m, err = w.receive(protocol.KindWelcome)
 	}
 	if err == nil {
+		w.Welcome = protocol.Welcome{} // a member that is left out is no member of the last one
 		err = m.Decode(&w.Welcome)
 	}
 	if err != nil {
@@ -199,9 +201,7 @@ func (w *Worker) Send(m protocol.Message) error {
 
 // receive waits for a message of a kind. The agent's failure is an [*Error].
 func (w *Worker) receive(kind protocol.Kind) (protocol.Message, error) {
-	w.reading.Lock()
-	m, err := w.in.Next()
-	w.reading.Unlock()
+	m, err := w.next(kind)
 	switch {
 	case err != nil:
 		return m, fmt.Errorf("the agent ended without a message: %w", err)
@@ -212,6 +212,33 @@ func (w *Worker) receive(kind protocol.Kind) (protocol.Message, error) {
 		return m, fmt.Errorf("the agent sent %v, expected %v", m.Kind, kind)
 	}
 	return m, nil
+}
+
+var ends = map[protocol.Kind]bool{protocol.KindDone: true, protocol.KindReturned: true}
+
+// next reads a message. The ends of buckets and of calls come in any order.
+func (w *Worker) next(kind protocol.Kind) (protocol.Message, error) {
+	w.reading.Lock()
+	defer w.reading.Unlock()
+	if x := w.early[kind]; len(x) > 0 {
+		w.early[kind] = x[1:]
+		return x[0], nil
+	}
+	for {
+		m, err := w.in.Next()
+		switch {
+		case err != nil || m.Kind == kind:
+			return m, err
+		case kind == protocol.KindFailed: // which comes last
+		case ends[kind] && ends[m.Kind]:
+			if w.early == nil {
+				w.early = map[protocol.Kind][]protocol.Message{}
+			}
+			w.early[m.Kind] = append(w.early[m.Kind], m)
+		default:
+			return m, nil
+		}
+	}
 }
 
 func (w *Worker) unmap() {

@@ -15,7 +15,6 @@ import (
 
 	"weft/agent"
 	"weft/agent/host"
-	"weft/agent/protocol"
 	"weft/cluster"
 	"weft/internal/cli"
 	"weft/internal/view"
@@ -62,8 +61,8 @@ goes on to its end.`,
 			return err
 		}
 		var report atomic.Pointer[cli.Report]
-		o.Review = &agent.Review{After: profileWarmUp + n + 1, Profile: n, Take: func(r agent.Reviewed) (d protocol.Decision, err error) {
-			if o.First > 0 || report.Load() != nil {
+		o.Review = &agent.Review{After: profileWarmUp + n + 1, Profile: n, Take: func(r agent.Reviewed) (d agent.Decided, err error) {
+			if report.Load() != nil {
 				return d, nil
 			}
 			x, err := takeProfile(ctx, c, script(args), *out, *on, r)
