@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
@@ -264,11 +265,12 @@ class Profile(unittest.TestCase):
     def test_same_bits(self) -> None:
         """With several ranks and an uneven end: the weights are those without a profile."""
 
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+
         def training(asks: bool) -> List[Any]:
             def work(session: Session) -> Any:
                 reports = measured(session) if asks else []
-                torch.manual_seed(1)
-                m = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+                m = copy.deepcopy(model)
                 optimizer = torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9)
                 session.wrap(m, optimizer, 64, 64)
                 g = torch.Generator().manual_seed(session.client.rank)
