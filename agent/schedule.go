@@ -193,7 +193,7 @@ const maxCollectives = 1 << 20
 func (x *Schedule) adapt(j *job.Job, boundaries bool) (p *plan.Plan, note string, err error) {
 	p = x.Plan
 	if p.Order != nil {
-		note = "the plan orders the ops of the backward pass, and the workers run them as they do; its transfers are executed"
+		note = "the plan orders the ops of the backward pass: models that are compiled with weft.torch.backend run them so, others as they do"
 	}
 	err = x.proved(p, j)
 	switch {
@@ -297,6 +297,9 @@ func (l *layout) place(world int) error {
 		Tensors: []protocol.Region{}, Buckets: []protocol.Bucket{},
 	}
 	w := &l.welcome
+	if p.Order != nil {
+		w.Order, w.OrderOf = p.Order, p.Ops
+	}
 	whole := wholeTensors(p, j)
 	if whole {
 		w.Tensors = make([]protocol.Region, len(j.Tensors))

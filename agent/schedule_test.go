@@ -454,6 +454,28 @@ func TestPlans(t *testing.T) {
 	}
 }
 
+// Workers are told the order of ops of a job that the agent does not know.
+func TestPlanOrder(t *testing.T) {
+	j := trained()
+	p := built(t, j, "wfbp", plan.DefaultLimits)
+	p.Order, p.Ops = [][]job.OpID{{0, 2, 1}, nil}, strings.Repeat("5", 32)
+	warned := make(chan string, 2)
+	hosts := given(t, collective.Layout{1, 1}, agent.Schedule{Plan: p, Limits: plan.AnyLimits}, func(s string) { warned <- s })
+	must(t, hosts, func(w *worker.Worker) error {
+		if err := w.Hello(does(j)); err != nil {
+			return err
+		}
+		o := w.Welcome.Order
+		if len(o) != 2 || !slices.Equal(o[0], p.Order[0]) || len(o[1]) != 0 || w.Welcome.OrderOf != p.Ops {
+			return fmt.Errorf("order %v of %q", o, w.Welcome.OrderOf)
+		}
+		return w.Goodbye()
+	})
+	if s := <-warned; !strings.Contains(s, "weft.torch.backend run them so") {
+		t.Error(s)
+	}
+}
+
 // Workers that update all tensors at once execute the transfers of a plan that updates
 // them one by one, behind a barrier. Plans that delay updates they do not.
 func TestPlanBehindBarrier(t *testing.T) {

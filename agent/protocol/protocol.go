@@ -105,6 +105,10 @@ type Welcome struct {
 	BufferBytes int64 `json:"buffer_bytes,omitzero"`
 	// Ops are those whose ends the worker tells.
 	Ops []int32 `json:"ops,omitzero"`
+	// Order is the plan's computation order: by lane, ops of the job whose fingerprint
+	// OrderOf is; a lane without any runs as recorded.
+	Order   [][]int32 `json:"order,omitzero"`
+	OrderOf string    `json:"order_of,omitzero"`
 
 	// Review is after how many iterations the worker makes a call of this kind; 0: never.
 	// The Profile iterations before the last one are to be measured op by op.

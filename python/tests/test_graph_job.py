@@ -8,6 +8,7 @@ import random
 import subprocess
 import tempfile
 import unittest
+import warnings
 from typing import Any, Callable, Dict, List
 from unittest import mock
 
@@ -173,6 +174,35 @@ class Job(unittest.TestCase):
             for (n, _), a, b in zip(model.named_parameters(), *gradients):
                 self.assertTrue(torch.equal(a, b), f"{name}: {n}")
             torch.optim.SGD(model.parameters(), lr=0.0).step()  # ends the iteration
+
+    def test_taken(self) -> None:
+        """The order that comes with a plan is taken after an iteration of the graphs that it is for; else there is one warning."""
+        for mine in True, False:
+            model = made("mlp")
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+            run = compiled(model)
+
+            def iteration() -> None:
+                loss_of(run(batch("mlp", 0))).backward()
+                optimizer.step()
+
+            iteration()
+            runs = last().runs
+            ops = _graph_job.Ops(runs, {}).ops
+            order = any_order({o: op.deps if op.phase == "backward" else list(range(o)) for o, op in enumerate(ops)}, random.Random(1))
+            of = _graph_job.fingerprint(_graph_job.lane(runs), ops)
+            _graph_job.take_order([order], of if mine else "5" * 32)
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                for _ in range(5):
+                    iteration()
+            want = [ops[o].node for o in order if ops[o].run == 1] if mine else list(runs[1].graph.nodes)
+            self.assertEqual(runs[1].graph.order, want)
+            self.assertEqual(["made for other graphs" in str(w.message) for w in warned], [] if mine else [True])
+            _graph_job.take_order(None, "")
+            for _ in range(2):
+                iteration()
+            self.assertEqual(runs[1].graph.order, list(runs[1].graph.nodes))
 
     def test_order_too_early(self) -> None:
         with mock.patch.object(_graph_job, "_watch", _graph_job.Watch()):

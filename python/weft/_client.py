@@ -115,6 +115,8 @@ class Layout:
     buffers: int
     buffer_bytes: int
     review: int = 0  # after how many iterations to call review; 0: never
+    order: Optional[List[List[int]]] = None  # by lane, in which to run ops of the job with the fingerprint order_of; None: any
+    order_of: str = ""
     profile: int = 0  # how many iterations, before the last one then, to measure op by op
 
     def generation(self, iteration: int) -> int:
@@ -323,6 +325,8 @@ class Client:
             buffer_bytes=buffer_bytes,
             review=w.get("review", 0),
             profile=w.get("profile", 0),
+            order=w.get("order"),
+            order_of=w.get("order_of", ""),
         )
 
     def _send(self, kind: int, index: int = 0, iteration: int = 0, body: bytes = b"") -> None:

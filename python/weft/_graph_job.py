@@ -9,6 +9,7 @@ import operator
 import os
 import statistics
 import time
+import warnings
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
@@ -85,6 +86,9 @@ class Watch(_graph.Watcher):
     def _close(self) -> None:
         """An iteration ends when, after a step, anything else runs."""
         if self._current.steps:
+            global _planned
+            if _planned is not None and _planned.settle(self._current.runs):
+                _planned = None
             if not self.timing:
                 self._iterations.clear()
             self._iterations.append(self._current)
@@ -381,20 +385,57 @@ def order_from_plan(path: str) -> None:
         raise WeftError("order_from_plan: no compiled model has been trained yet: call it after an iteration")
     with open(path) as f:
         plan = json.load(f)
-    runs = iteration.runs
+    try:
+        _set_order(iteration.runs, plan.get("order"), plan.get("ops_fingerprint", ""))
+    except ValueError as e:
+        raise WeftError(f"{path}: {e}") from e
+
+
+def take_order(order: Optional[List[List[int]]], of: str) -> None:
+    """Has compiled graphs, once they have run for an iteration, run in an order of the ops of the job with this fingerprint;
+    None: in their own. If they are others in the first few iterations, they stay as they are, with a warning."""
+    global _planned
+    _planned = _Planned(order, of)
+
+
+class _Planned:
+    """An order that is to be taken."""
+
+    def __init__(self, order: Optional[List[List[int]]], of: str) -> None:
+        self._order = order
+        self._of = of
+        self._tries = WARM_UP
+
+    def settle(self, runs: Sequence[Ran]) -> bool:
+        """Tries it on the graphs of an iteration; returns whether that is all."""
+        try:
+            _set_order(runs, self._order, self._of)
+        except ValueError as e:
+            self._tries -= 1
+            if self._tries == 0:
+                warnings.warn(f"weft: compiled graphs run in their own order: {e}", stacklevel=2)
+        else:
+            self._tries = 0
+        return self._tries == 0
+
+
+_planned: Optional[_Planned] = None
+
+
+def _set_order(runs: Sequence[Ran], order: Optional[List[List[int]]], of: str) -> None:
+    """Sets the order of the graphs that ran in an iteration. Raises ValueError if it is not one of theirs."""
     made = Ops(runs, {})
-    orders = plan.get("order")
-    if orders is None or orders[0] is None:
-        orders = [range(len(made.ops))]
-    elif plan.get("ops_fingerprint") != fingerprint(lane(runs), made.ops):
-        raise WeftError(f"{path}: the plan was made for other graphs than those that ran in the last iteration")
+    ids: Sequence[int] = range(len(made.ops))
+    if order and order[0]:
+        if of != fingerprint(lane(runs), made.ops):
+            raise ValueError("the plan was made for other graphs than those that ran in the last iteration")
+        ids = order[0]
+        if sorted(ids) != list(range(len(made.ops))):
+            raise ValueError("the plan's order leaves ops out, or has some twice")
     names: List[List[str]] = [[] for _ in runs]
-    for o in orders[0]:
+    for o in ids:
         op = made.ops[o]
         if op.run >= 0:
             names[op.run].append(op.node)
-    try:
-        for r in reversed(range(len(runs))):  # a graph that ran several times gets the order of its first run
-            runs[r].graph.order = names[r]
-    except ValueError as e:
-        raise WeftError(f"{path}: {e}") from e
+    for run, mine in zip(reversed(runs), reversed(names)):  # a graph that ran several times gets the order of its first run
+        run.graph.order = mine

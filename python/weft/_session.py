@@ -11,6 +11,7 @@ from ._agent import Agent
 from ._calls import Calls
 from ._client import Client
 from ._device import Device, device_at, place_of
+from ._graph_job import take_order
 from ._launchers import worker
 from ._reducer import Reducer
 
@@ -63,6 +64,7 @@ class Session:
             self.reducer.end(reducer)
         self.reducer = reducer
         reducer.start(layout, self._calls, device)
+        take_order(layout.order, layout.order_of)
 
     def close(self) -> None:
         """Leaves the training in order, and the model as it was."""
