@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"weft/agent/protocol"
@@ -262,10 +263,18 @@ func (x *Schedule) other(j *job.Job) error {
 	if len(planned) != len(j.Tensors) {
 		return fmt.Errorf(other+"it moves %d tensors, and the training has %d"+advice, len(planned), len(j.Tensors))
 	}
-	for k := range slices.Backward(planned) { // the client's own, which comes first, differs because another one does
+	clients := 0 // tensors of the client, which tells of the model's and of workers
+	if len(planned) > 0 && strings.HasPrefix(j.Tensors[0].Name, own) {
+		clients = 1
+	}
+	for k := clients; k < len(planned); k++ {
 		if planned[k] != j.Tensors[k].Elements {
 			return fmt.Errorf(other+"tensor %d has %d elements in the plan, and is %s in the training"+advice, k, planned[k], named(j, k))
 		}
+	}
+	if clients > 0 && planned[0] != j.Tensors[0].Elements {
+		of := int64(len(planned) - clients) // an element each, and one a worker
+		return fmt.Errorf("the plan is for %d workers, and the training has %d", planned[0]-of, j.Tensors[0].Elements-of)
 	}
 	return fmt.Errorf(other+"its tensors have the sizes of those in the training, and other names or types (fingerprint %s, not %s)"+advice, x.Plan.Tensors, j.TensorsFingerprint())
 }

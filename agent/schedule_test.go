@@ -145,6 +145,12 @@ func TestScheduleRefused(t *testing.T) {
 		"the plan is for another model: tensor 1 has 5 elements in the plan, and is t2 (6 elements of float32) in the training; make": func(_ int, _ *job.Job, s *agent.Schedule, said *protocol.Hello) {
 			s.Job, said.Tensors[1].Elements = nil, 6
 		},
+		"the plan is for another model: tensor 0 has 3000 elements in the plan, and is t1 (2999 elements of float32) in the training; make": func(_ int, _ *job.Job, s *agent.Schedule, said *protocol.Hello) {
+			s.Job, said.Tensors[0].Elements, said.Tensors[1].Elements = nil, 2999, 6
+		},
+		"the plan is for 2999 workers, and the training has 3": func(_ int, _ *job.Job, s *agent.Schedule, said *protocol.Hello) {
+			s.Job, said.Tensors[0].Name, said.Tensors[0].Elements = nil, "weft.used", 4
+		},
 		"the plan is for another model: it moves 2 tensors, and the training has 1; make": func(_ int, _ *job.Job, s *agent.Schedule, said *protocol.Hello) {
 			s.Job, said.Tensors = nil, said.Tensors[:1]
 		},
