@@ -83,6 +83,8 @@ class FakeAgent:
                         elif kind == GOODBYE:
                             ended = "ended in order"
                             return
+                        else:
+                            self._other(worker, kind, iteration)
             except (struct.error, OSError):
                 pass
             finally:
@@ -93,6 +95,9 @@ class FakeAgent:
                             self._fail(f"rank {worker.rank} {ended}", rank=worker.rank)
                         else:
                             self._check_gone()
+
+    def _other(self, worker: "_Worker", kind: int, iteration: int) -> None:
+        """A message of another kind."""
 
     def _fail(self, message: str, **about: Any) -> None:
         if self._failed:

@@ -12,7 +12,7 @@ from weft._session import Session
 from .fake_agent import FakeAgent
 
 
-def ranks(world: int, function: Callable[[Session], Any]) -> List[Any]:
+def ranks(world: int, function: Callable[[Session], Any], agent: Callable[[str, int], FakeAgent] = FakeAgent) -> List[Any]:
     """Calls a function once a rank under an agent for tests; returns results, or the exceptions that ended them."""
     results: List[Any] = [None] * world
 
@@ -28,7 +28,7 @@ def ranks(world: int, function: Callable[[Session], Any]) -> List[Any]:
 
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "agent")
-        with FakeAgent(path, world):
+        with agent(path, world):
             threads = [threading.Thread(target=rank, args=[r, path], daemon=True) for r in range(world)]
             for t in threads:
                 t.start()

@@ -57,12 +57,14 @@ class Average:
             if self.settled or tensor is not self.grad:
                 self.complete()
                 return
+            release(tensor)
             if self.used:
                 self.target = self._owner.buckets.retarget(self.k + 1)
-            release(tensor)
+                self.grad = None
+            else:  # if no rank used the parameter, the step was to take the gradient as it is
+                self.grad = tensor.data.clone()
             if self.kept:
                 self._leave(tensor)
-            self.grad = None
 
     def _leave(self, value: Optional[torch.Tensor]) -> None:
         """.grad is the user's again. Without a step that awaits the average, nothing does."""
@@ -191,13 +193,12 @@ class Averages:
                 self._of.pop(a.k, None)
                 average = a.grad
                 if a.used or float(self.used[a.k]) != 0:
-                    average = a.target
-                    if a.grad is not None:
-                        if not a.used:
-                            a.grad.data.copy_(a.target)
-                        average = a.grad
-                    if a.step is not None:
-                        updates.setdefault(a.step, []).append((a.parameter, average))
+                    if average is None:
+                        average = a.target
+                    elif not a.used:
+                        average.data.copy_(a.target)
+                if a.step is not None and average is not None:
+                    updates.setdefault(a.step, []).append((a.parameter, average))
                 if a.kept:
                     a.parameter.grad = average
             settled = set(averages)

@@ -103,7 +103,7 @@ class Reducer:
         if any(self._at_read):
             self._handles.append(Updates(self._optimizer, self._step, self._averages.finish))
         else:
-            self._handles.append(StepHook(self._optimizer, self._before_step))
+            self._handles.append(StepHook(self._optimizer, self._before_step, self._end_iteration))
 
     def _crossing(self, layout: Layout) -> List[Set[int]]:
         """By generation of a period, the parameters whose updates wait for their first read."""
@@ -186,7 +186,7 @@ class Reducer:
 
     def _end_iteration(self) -> None:
         """Tells the agent that the step of the last iteration has been called: or that somebody awaits its averages before."""
-        while any(self._at_read) and self._ended < self._buckets.iteration:
+        while self.barrier is None and self._ended < self._buckets.iteration:
             self._client.boundary(self._ended)
             self._ended += 1
 

@@ -53,7 +53,7 @@ def _has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     module = sys.modules[torch.optim.Optimizer.__module__]  # torch.optim has no attribute for it
     hooks += [getattr(module, f"_global_optimizer_{when}_hooks", None) for when in ("pre", "post")]
     ours = __name__.rpartition(".")[0]  # they look at the clock
-    return any(f.__module__.rpartition(".")[0] != ours for of in hooks for f in (of or {}).values() if hasattr(f, "__module__"))
+    return any(getattr(f, "__module__", "").rpartition(".")[0] != ours for of in hooks for f in (of or {}).values())
 
 
 def needs_all(optimizer: torch.optim.Optimizer) -> bool:
