@@ -79,6 +79,10 @@ class Reducer:
         # The first parameter's type, so that it may share that one's bucket.
         return [Tensor(USED, len(tensors) + self._client.world, tensors[0].dtype), *tensors]
 
+    def buffers(self) -> List[torch.Tensor]:
+        """What is broadcast in every iteration."""
+        return self._places.buffers()
+
     def start(self, layout: Layout, calls: Calls, device: Device) -> None:
         """Takes the places that the agent gave to tensors(), and hooks into the model, which lives on the device."""
         self._calls = calls
