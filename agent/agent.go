@@ -40,10 +40,11 @@ type Config struct {
 	// Explained says that [Agent.Ended] will tell how the processes of workers end.
 	Explained bool
 	// Meet connects the agents of all hosts, each with the number of workers that it
-	// returns, ranks counted host by host; nil: all workers are of this host. If its context
+	// returns, ranks counted host by host; nil: all workers are of this host. There is an
+	// endpoint for each rail that joins them, at least one. If its context
 	// ends first, it may tell the other hosts the cause: a [*protocol.Failed], or
 	// [context.Canceled] if all workers of this host have ended in order.
-	Meet func(context.Context) (transport.Endpoint, collective.Layout, error)
+	Meet func(context.Context) ([]transport.Endpoint, collective.Layout, error)
 	// Warn, if set, gets a line where somebody has waited for so long as Patience says; 0:
 	// 10 seconds. It does not wait.
 	Warn     func(string)
@@ -74,7 +75,8 @@ type Agent struct {
 	agreements uint64         // among hosts so far
 
 	mu     sync.Mutex
-	net    transport.Endpoint // to the other hosts; nil: not yet, or there are none
+	net    transport.Endpoint   // to the other hosts; nil: not yet, or there are none
+	rails  []transport.Endpoint // likewise, all; net is the first
 	hosts  collective.Layout
 	absent error    // why there will never be
 	parted []bool   // by host: it has ended in order
@@ -201,9 +203,7 @@ func (a *Agent) Close() error {
 		<-a.hasMet
 	}
 	a.lastWords.Wait()
-	if a.net != nil {
-		a.net.Close() // the last words are read; who is lost is no news any more
-	}
+	a.leaveHosts() // the last words are read; who is lost is no news any more
 	a.cancel()
 	err := a.listener.Close()
 	a.running.Wait()

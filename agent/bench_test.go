@@ -39,9 +39,9 @@ func BenchmarkCalls(b *testing.B) {
 		all.Go(func() {
 			if err := benchCalls(b, rank, size, places, agent.Config{
 				World: l.Workers(), Ranks: []int{rank}, Socket: filepath.Join(shortDir(b), "agent"),
-				Meet: func(ctx context.Context) (transport.Endpoint, collective.Layout, error) {
+				Meet: func(ctx context.Context) ([]transport.Endpoint, collective.Layout, error) {
 					ep, err := listeners[rank].Connect(ctx, transport.TCPOptions{Rank: rank, Addrs: addrs, Secret: []byte("the secret of a benchmark")})
-					return ep, l, err
+					return []transport.Endpoint{ep}, l, err
 				},
 			}); err != nil {
 				b.Error(err)

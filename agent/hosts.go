@@ -43,11 +43,13 @@ func (a *Agent) alone() bool { return a.Meet == nil }
 
 // meet connects to the other hosts, unless training ends first.
 func (a *Agent) meet() {
-	net, hosts, err := a.Meet(a.meeting)
+	rails, hosts, err := a.Meet(a.meeting)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	defer close(a.hasMet)
-	a.net, a.hosts = net, hosts
+	if a.rails, a.hosts = rails, hosts; len(rails) > 0 {
+		a.net = rails[0]
+	}
 	a.parted, a.wanted, a.news = make([]bool, len(hosts)), make([]bool, len(hosts)), make([]uint64, len(hosts))
 	a.awaits = make([]*waits, len(hosts))
 	var told *protocol.Failed
@@ -195,7 +197,7 @@ func (a *Agent) tellHosts() {
 		if a.failure == nil { // so that none waits for this host in vain, what it has sent apart
 			a.running.Go(func() {
 				a.lastWords.Wait()
-				a.net.Close()
+				a.leaveHosts()
 			})
 		}
 	case a.failure != nil:
@@ -203,6 +205,15 @@ func (a *Agent) tellHosts() {
 	default:
 		a.stopMeet(nil)
 	}
+}
+
+// leaveHosts ends the connections to the other hosts, once what was sent is read.
+func (a *Agent) leaveHosts() {
+	var all sync.WaitGroup
+	for _, rail := range a.rails {
+		all.Go(func() { rail.Close() })
+	}
+	all.Wait()
 }
 
 // behind is the worker of this host that has yet to do what another host waits for;

@@ -24,11 +24,16 @@ import (
 )
 
 // meets is [agent.Config.Meet].
-type meets = func(context.Context) (transport.Endpoint, collective.Layout, error)
+type meets = func(context.Context) ([]transport.Endpoint, collective.Layout, error)
 
-// met has host h connected already.
-func met(net *transport.Memory, h int, l collective.Layout) meets {
-	return func(context.Context) (transport.Endpoint, collective.Layout, error) { return net.Endpoint(h), l, nil }
+// met has host h connected already, over each of some networks.
+func met(h int, l collective.Layout, nets ...*transport.Memory) meets {
+	return func(context.Context) (rails []transport.Endpoint, _ collective.Layout, _ error) {
+		for _, net := range nets {
+			rails = append(rails, net.Endpoint(h))
+		}
+		return rails, l, nil
+	}
 }
 
 // network is how the hosts of a layout meet, and how one of them is cut off; nil: it
@@ -38,7 +43,7 @@ type network func(t *testing.T, l collective.Layout) (meet func(h int) meets, ki
 var networks = map[string]network{
 	"memory": func(_ *testing.T, l collective.Layout) (func(int) meets, func(int, error)) {
 		net := transport.NewMemory(len(l), transport.MemoryOptions{})
-		return func(h int) meets { return met(net, h, l) }, net.Kill
+		return func(h int) meets { return met(h, l, net) }, net.Kill
 	},
 	"tcp": func(t *testing.T, l collective.Layout) (func(int) meets, func(int, error)) {
 		free, err := net.Listen("tcp", "127.0.0.1:0")
@@ -51,7 +56,7 @@ var networks = map[string]network{
 				Member: rendezvous.Member{World: l.Workers(), First: l[:h].Workers(), Workers: l[h]},
 				Master: free.Addr().String(), Secret: []byte("a secret of this test"), Timeout: time.Minute,
 			}
-			return func(ctx context.Context) (transport.Endpoint, collective.Layout, error) {
+			return func(ctx context.Context) ([]transport.Endpoint, collective.Layout, error) {
 				return rendezvous.Meet(ctx, c)
 			}
 		}, nil

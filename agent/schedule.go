@@ -29,7 +29,7 @@ type Schedule struct {
 	// Limits are those that the plan must keep.
 	Limits plan.Limits
 	// Links are what the plan's programs run on, one each; none: all workers are of this
-	// host, or the programs share the network between agents.
+	// host, or the programs run on the rails between hosts.
 	Links []Link
 	// Replay says that the workers play the job: they tell of the ops and iterations
 	// that transfers wait for, its own collectives are run with bytes that mean nothing,
@@ -372,25 +372,25 @@ func (a *Agent) agreePlan(then func()) {
 }
 
 // programs are what this host does in each transfer of the plan, by link.
-func (a *Agent) programs(l *layout) ([][]*collective.Program, error) {
-	out := make([][]*collective.Program, len(l.plan.Programs))
+func (a *Agent) programs(s *session) ([][]*collective.Program, error) {
+	out := make([][]*collective.Program, len(s.plan.Programs))
 	type key struct {
 		kind         cluster.Kind
 		bucket, coll int
 	}
-	for x := range l.plan.Programs {
+	for x := range s.plan.Programs {
 		made := map[key]*collective.Program{}
-		for i := range l.plan.Programs[x].Transfers {
-			t := &l.plan.Programs[x].Transfers[i]
-			if t.Bucket < 0 && !l.replays() {
+		for i := range s.plan.Programs[x].Transfers {
+			t := &s.plan.Programs[x].Transfers[i]
+			if t.Bucket < 0 && !s.replays() {
 				out[x] = append(out[x], nil)
 				continue
 			}
 			k := key{t.Kind, t.Bucket, t.Collective}
 			if made[k] == nil {
-				s, d := l.spec(t)
-				s.World = len(a.hosts)
-				p, err := s.Choose(a.link(l, x).Cost, d.Bytes()).Program(a.host())
+				spec, d := s.spec(t)
+				spec.World = len(a.hosts)
+				p, err := spec.Choose(s.links[x].Cost, d.Bytes()).Program(a.host())
 				if err != nil {
 					return nil, err
 				}
@@ -411,12 +411,29 @@ func (l *layout) spec(t *plan.Transfer) (collective.Spec, job.DType) {
 	return collective.Spec{Kind: t.Kind, Slices: []plan.Slice{{Length: words}}}, job.Float32
 }
 
-// link is what a program of the plan runs on.
-func (a *Agent) link(l *layout, program int) Link {
-	if l.given == nil || len(l.given.Links) == 0 {
-		return Link{Net: a.net, Cost: assumed}
+// links are what the programs of a plan run on: those that the agent was given, or the
+// rails that have the names of the programs' links. On one rail all do, whatever their
+// names.
+func (a *Agent) links(l *layout) ([]Link, error) {
+	if l.given != nil && len(l.given.Links) > 0 {
+		return l.given.Links, nil
 	}
-	return l.given.Links[program]
+	rails := make([]string, len(a.rails))
+	for i := range rails {
+		rails[i] = transport.RailName(i)
+	}
+	var out []Link
+	for _, x := range l.plan.Programs {
+		rail := 0
+		if len(rails) > 1 {
+			rail = slices.Index(rails, x.Link)
+		}
+		if rail < 0 {
+			return nil, fmt.Errorf("the plan has a program for link %s, and the rails between hosts are %s: name its links like those", x.Link, strings.Join(rails, ", "))
+		}
+		out = append(out, Link{Net: a.rails[rail], Cost: assumed})
+	}
+	return out, nil
 }
 
 // replays says that the workers play a job.
@@ -429,21 +446,33 @@ func (s *session) region(x engine.Action) protocol.Region {
 	return r
 }
 
-// transfer runs a transfer of the plan.
+// transfer runs a transfer of the plan. With several rails, an error names its own.
 func (a *Agent) transfer(s *session, x engine.Action) error {
+	err := a.move(s, x)
+	if err == nil || len(a.rails) < 2 {
+		return err
+	}
+	name := s.plan.Programs[x.Link].Link
+	if lost, ok := errors.AsType[*transport.PeerLost](err); ok {
+		return &transport.PeerLost{Rank: lost.Rank, Cause: fmt.Errorf("on rail %s: %w", name, lost.Cause)}
+	}
+	return fmt.Errorf("on rail %s: %w", name, err)
+}
+
+func (a *Agent) move(s *session, x engine.Action) error {
 	t := &collective.Transfer{Channel: linkChannel + uint16(x.Link), Op: s.epoch<<32 | uint64(x.Instance)}
 	if !a.alone() {
 		at := x.Instance % len(s.programs[x.Link])
 		t.Program = s.programs[x.Link][at]
 	}
 	if x.Bucket < 0 {
-		return a.emulate(t, a.link(s.layout, x.Link).Net)
+		return a.emulate(t, s.net(x))
 	}
 	t.Reduction = mean(s.dtypes[x.Bucket], a.World)
 	if s.replays() {
 		t.Scale = 0
 	}
-	r, net := s.region(x), a.link(s.layout, x.Link).Net
+	r, net := s.region(x), s.net(x)
 	switch {
 	case x.Transfer.Kind != cluster.AllGather:
 		return a.reduce(t, net, s.target(r), s.sources(r))
@@ -452,6 +481,14 @@ func (a *Agent) transfer(s *session, x engine.Action) error {
 	}
 	t.Result = s.target(r)
 	return t.Run(a.ctx, net)
+}
+
+// net is what a transfer goes over; nil: one host.
+func (s *session) net(x engine.Action) transport.Endpoint {
+	if s.links == nil {
+		return nil
+	}
+	return s.links[x.Link].Net
 }
 
 // emulate runs one of the job's own collectives, with bytes that mean nothing.

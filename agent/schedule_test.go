@@ -2,9 +2,12 @@ package agent_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -45,7 +48,7 @@ func newScheduled(t *testing.T, l collective.Layout, schedule func(h int) *agent
 	}
 	var all []*host
 	for h := range l {
-		c := agent.Config{World: l.Workers(), Meet: met(net, h, l), Schedule: schedule(h)}
+		c := agent.Config{World: l.Workers(), Meet: met(h, l, net), Schedule: schedule(h)}
 		for _, m := range links {
 			c.Schedule.Links = append(c.Schedule.Links, agent.Link{Net: m.Endpoint(h), Cost: cluster.Link{Latency: 25, Bandwidth: 1e9}})
 		}
@@ -584,4 +587,135 @@ func TestFlushRefused(t *testing.T) {
 			t.Errorf("rank %d: %v", rank, err)
 		}
 	}
+}
+
+// overRails starts agents that are given a plan, and rails of their own memory.
+func overRails(t *testing.T, s agent.Schedule, rails ...*transport.Memory) (hosts []*host) {
+	t.Helper()
+	l := collective.Layout{1, 1}
+	for h := range l {
+		hosts = append(hosts, newHost(t, agent.Config{World: 2, Ranks: []int{h}, Meet: met(h, l, rails...), Schedule: &s}))
+	}
+	return hosts
+}
+
+// trainOver runs a plan for some iterations, after which transfers may be under way.
+func trainOver(t *testing.T, hosts []*host, j *job.Job, p *plan.Plan, iterations int, each func(w *worker.Worker, i int)) []error {
+	sum := means(t, j, collective.Layout{1, 1})
+	return everywhere(hosts, func(w *worker.Worker) error {
+		if err := w.Hello(does(j)); err != nil {
+			return err
+		}
+		y := &trainee{w, j, sum, map[[2]int]bool{}}
+		for i := range iterations {
+			if each != nil {
+				each(w, i)
+			}
+			if err := y.iterate(i); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+var rails = []cluster.Link{{Name: "net", Latency: 20, Bandwidth: 1e9}, {Name: "rail1", Latency: 20, Bandwidth: 0.5e9}}
+
+// counted is an endpoint that counts what it sends for programs of a plan.
+type counted struct {
+	transport.Endpoint
+	mu    sync.Mutex
+	bytes map[uint16]int64 // by channel
+}
+
+func (c *counted) Send(ctx context.Context, to int, tag transport.Tag, data []byte) error {
+	c.mu.Lock()
+	c.bytes[tag.Channel] += int64(len(data))
+	c.mu.Unlock()
+	return c.Endpoint.Send(ctx, to, tag, data)
+}
+
+// Each program of a plan goes over the rail that has the name of its link: of two hosts,
+// each sends all bytes of a transfer once.
+func TestRails(t *testing.T) {
+	j := trained()
+	p := built(t, j, "deft", plan.DelayLimits(1), rails...)
+	const first = 3 // channel of the first program
+	want, periods := [2]int64{}, 3
+	for x := range p.Programs {
+		for _, y := range p.Programs[x].Transfers {
+			want[x] += int64(periods) * p.Buckets[y.Bucket].Bytes(j)
+		}
+	}
+	if len(p.Programs) != 2 || want[0] == 0 || want[1] == 0 || want[0] == want[1] {
+		t.Fatal("the plan does not tell rails apart:", want)
+	}
+	l := collective.Layout{1, 1}
+	nets := []*transport.Memory{transport.NewMemory(2, transport.MemoryOptions{}), transport.NewMemory(2, transport.MemoryOptions{})}
+	var hosts []*host
+	var all [][]*counted
+	var mu sync.Mutex
+	for h := range l {
+		meet := met(h, l, nets...)
+		hosts = append(hosts, newHost(t, agent.Config{World: 2, Ranks: []int{h}, Schedule: &agent.Schedule{Plan: p, Limits: plan.AnyLimits},
+			Meet: func(ctx context.Context) ([]transport.Endpoint, collective.Layout, error) {
+				rails, l, err := meet(ctx)
+				var mine []*counted
+				for i := range rails {
+					mine = append(mine, &counted{Endpoint: rails[i], bytes: map[uint16]int64{}})
+					rails[i] = mine[i]
+				}
+				mu.Lock()
+				all = append(all, mine)
+				mu.Unlock()
+				return rails, l, err
+			}}))
+	}
+	for rank, err := range trainOver(t, hosts, j, p, periods*p.Period, nil) {
+		if err != nil {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+	for _, mine := range all {
+		for r, c := range mine {
+			for x := range p.Programs {
+				c.mu.Lock()
+				got := c.bytes[uint16(first+x)]
+				c.mu.Unlock()
+				// What the last iterations have declared may be under way still.
+				if r != x && got > 0 || r == x && (got > want[x] || got < want[x]*2/3) {
+					t.Errorf("rail %d has carried %d bytes of program %d, which moves %d", r, got, x, want[x])
+				}
+			}
+		}
+	}
+}
+
+// A rail that is cut ends the training, with its name and a rank beyond it.
+func TestRailCut(t *testing.T) {
+	j := trained()
+	p := built(t, j, "deft", plan.DelayLimits(1), rails...)
+	for r, name := range []string{"net", "rail1"} {
+		nets := []*transport.Memory{transport.NewMemory(2, transport.MemoryOptions{}), transport.NewMemory(2, transport.MemoryOptions{})}
+		hosts := overRails(t, agent.Schedule{Plan: p, Limits: plan.AnyLimits}, nets...)
+		for rank, err := range trainOver(t, hosts, j, p, 1000, func(w *worker.Worker, i int) {
+			if w.Rank == 1 && i == 3 {
+				nets[r].Cut(0, 1, errors.New("no carrier"))
+			}
+		}) {
+			want := regexp.MustCompile(`rank [01] is lost: (no carrier|on rail ` + name + `: no carrier)`)
+			if err == nil || !want.MatchString(err.Error()) || r == 1 && !strings.Contains(err.Error(), "on rail rail1") {
+				t.Errorf("%s: rank %d: %v", name, rank, err)
+			}
+		}
+	}
+}
+
+// A plan for links that no rail is.
+func TestRailNames(t *testing.T) {
+	j := trained()
+	p := built(t, j, "deft", plan.DelayLimits(1), cluster.Link{Name: "net", Latency: 20, Bandwidth: 1e9}, cluster.Link{Name: "ib0", Latency: 20, Bandwidth: 0.5e9})
+	nets := []*transport.Memory{transport.NewMemory(2, transport.MemoryOptions{}), transport.NewMemory(2, transport.MemoryOptions{})}
+	hosts := overRails(t, agent.Schedule{Plan: p, Limits: plan.AnyLimits}, nets...)
+	mustFail(t, trainOver(t, hosts, j, p, 1, nil), "the plan has a program for link ib0, and the rails between hosts are net, rail1")
 }

@@ -31,6 +31,7 @@ type session struct {
 
 	measured *measured // nil: nobody reviews
 
+	links    []Link                  // by program of the plan; nil: one host
 	programs [][]*collective.Program // by link and transfer; nil: one host
 	epoch    uint64                  // tells its transfers from those of other sessions
 }
@@ -54,7 +55,10 @@ func (a *Agent) newSession(l *layout) (*session, error) {
 	}
 	s := &session{layout: l, engine: e, epoch: a.agreements, measured: m}
 	if !a.alone() {
-		if s.programs, err = a.programs(l); err != nil {
+		if s.links, err = a.links(l); err != nil {
+			return nil, err
+		}
+		if s.programs, err = a.programs(s); err != nil {
 			return nil, err
 		}
 	}

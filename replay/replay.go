@@ -373,8 +373,8 @@ func (r *run) gather(ctx context.Context, cancel func(error)) error {
 		}}
 		config := agent.Config{World: r.cluster.World(), Socket: filepath.Join(dir, fmt.Sprint(h)), Schedule: s}
 		if hosts > 1 {
-			config.Meet = func(context.Context) (transport.Endpoint, collective.Layout, error) {
-				return control.Endpoint(h), slices.Repeat(collective.Layout{r.cluster.PerNode}, hosts), nil
+			config.Meet = func(context.Context) ([]transport.Endpoint, collective.Layout, error) {
+				return []transport.Endpoint{control.Endpoint(h)}, slices.Repeat(collective.Layout{r.cluster.PerNode}, hosts), nil
 			}
 			for l, m := range links {
 				x := r.cluster.Links[l]

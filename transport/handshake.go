@@ -30,6 +30,9 @@ const (
 	macSize     = sha256.Size
 	verdictSize = 1 + macSize
 
+	// helloVersion is that of the handshake and of what agents say when they meet.
+	helloVersion = 2
+
 	// MinSecret is the least length of a job's secret, bytes.
 	MinSecret = 16
 )
@@ -48,7 +51,7 @@ type hello struct {
 func (h hello) encode() (b [helloSize]byte) {
 	le := binary.LittleEndian
 	copy(b[0:], magic[:])
-	b[4] = frameVersion
+	b[4] = helloVersion
 	le.PutUint32(b[8:], h.world)
 	le.PutUint32(b[12:], h.from)
 	le.PutUint32(b[16:], h.to)
@@ -70,8 +73,8 @@ func (h *hello) decode(b *[helloSize]byte) error {
 	switch {
 	case [4]byte(b[:4]) != magic:
 		return &Refusal{Why: WrongProtocol, Msg: "it does not speak weft's protocol"}
-	case b[4] != frameVersion:
-		return &Refusal{Why: WrongProtocol, Msg: fmt.Sprintf("it speaks version %d of weft's protocol, this program version %d", b[4], frameVersion)}
+	case b[4] != helloVersion:
+		return &Refusal{Why: WrongProtocol, Msg: fmt.Sprintf("it speaks version %d of weft's protocol, this program version %d", b[4], helloVersion)}
 	}
 	return nil
 }

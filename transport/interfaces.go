@@ -14,13 +14,23 @@ type Interface struct {
 	Name     string
 	Up       bool
 	Loopback bool
-	Addrs    []netip.Addr
+	Addrs    []netip.Prefix // each with its subnet
 }
 
 // Local is an address of this host at which peers can reach it.
 type Local struct {
 	Interface string
 	Addr      netip.Addr
+	Subnet    netip.Prefix // of Addr
+}
+
+// RailName is the name of the link that a rail is: of the networks that join all hosts,
+// which are numbered from 0.
+func RailName(rail int) string {
+	if rail == 0 {
+		return "net"
+	}
+	return fmt.Sprint("rail", rail)
 }
 
 // Names is the choice of interfaces that the environment makes, in the syntax
@@ -63,8 +73,8 @@ func ChooseLocal(interfaces []Interface, names string, route netip.Addr, remote 
 			continue
 		}
 		var best *candidate
-		for _, a := range in.Addrs {
-			a = a.Unmap()
+		for _, p := range in.Addrs {
+			a := p.Addr().Unmap()
 			if !a.IsValid() || a.IsUnspecified() || a.IsMulticast() || a.Is6() && a.IsLinkLocalUnicast() {
 				continue // link-local IPv6 means something else on every host
 			}
@@ -73,7 +83,7 @@ func ChooseLocal(interfaces []Interface, names string, route netip.Addr, remote 
 				loopback = true
 				continue
 			}
-			c := candidate{Local{in.Name, a}, []int{
+			c := candidate{Local{in.Name, a, p.Masked()}, []int{
 				no(a == route.Unmap()),
 				place,
 				yes(local),
@@ -170,7 +180,7 @@ func Interfaces() ([]Interface, error) {
 		i := Interface{Name: in.Name, Up: in.Flags&net.FlagUp != 0, Loopback: in.Flags&net.FlagLoopback != 0}
 		for _, a := range addrs {
 			if p, err := netip.ParsePrefix(a.String()); err == nil {
-				i.Addrs = append(i.Addrs, p.Addr())
+				i.Addrs = append(i.Addrs, p)
 			}
 		}
 		out = append(out, i)

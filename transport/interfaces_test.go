@@ -11,7 +11,7 @@ func TestChooseLocal(t *testing.T) {
 	iface := func(name string, addrs ...string) Interface {
 		in := Interface{Name: name, Up: true, Loopback: name == "lo"}
 		for _, a := range addrs {
-			in.Addrs = append(in.Addrs, netip.MustParseAddr(a))
+			in.Addrs = append(in.Addrs, netip.MustParsePrefix(a+"/24"))
 		}
 		return in
 	}

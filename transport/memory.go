@@ -138,6 +138,13 @@ func (m *Memory) Kill(rank int, cause error) {
 	}
 }
 
+// Cut ends the connection between two peers, as if their cable had been cut.
+func (m *Memory) Cut(a, b int, cause error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.disconnect(a, b, cause)
+}
+
 func (m *Memory) pair(from, to int) *memoryPair { return &m.pairs[from*len(m.peers)+to] }
 
 // disconnect makes two peers lose each other. What they had sent each other

@@ -14,7 +14,7 @@ import (
 )
 
 // TCPOptions is what an endpoint needs to know to connect to its peers. All but
-// Rank must be the same for all peers.
+// Rank and Local must be the same for all peers.
 type TCPOptions struct {
 	Rank int
 	// Addrs are the addresses of the peers' listeners, host:port, by rank. The
@@ -28,6 +28,9 @@ type TCPOptions struct {
 	// the one that carries all else; 0: one. A network that is faster than one
 	// connection needs more.
 	Bulk int
+	// Local is the address of this host to dial from; zero: the one that the system routes
+	// by. Rails are to leave by their own interfaces.
+	Local netip.Addr
 	// Checksum adds a checksum to what this endpoint sends. Checksums of what it
 	// receives are checked in any case.
 	Checksum bool
@@ -397,6 +400,9 @@ func (m *meeting) dial(ctx context.Context, rank, i int, slots chan struct{}) {
 // call is one try. An error may be temporary, unless it is a Refusal that is not.
 func (m *meeting) call(ctx context.Context, rank, i int) error {
 	d := net.Dialer{Timeout: handshakeTime, KeepAliveConfig: KeepAlive}
+	if m.o.Local.IsValid() {
+		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(m.o.Local, 0))
+	}
 	c, err := d.DialContext(ctx, "tcp", m.o.Addrs[rank])
 	if err != nil {
 		return err

@@ -560,7 +560,7 @@ func TestOtherVersion(t *testing.T) {
 		io.ReadFull(b, make([]byte, helloSize)) // it learns our version
 	}()
 	_, err := acceptHandshake(a, secret, hello{world: 2, conns: 2}, func(*hello) Reason { return accepted })
-	if err == nil || err.Error() != "it speaks version 9 of weft's protocol, this program version 1" {
+	if err == nil || err.Error() != "it speaks version 9 of weft's protocol, this program version 2" {
 		t.Error(err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -30,8 +31,8 @@ type Config struct {
 	Weft string // version of this program, which must be the same on all hosts
 	// Timeout is how long workers, and hosts, may wait for each other; 0: for ever.
 	Timeout time.Duration
-	// Getenv is [os.Getenv]: WEFT_PORT, WEFT_SECRET_FILE, NCCL_SOCKET_IFNAME and
-	// GLOO_SOCKET_IFNAME are read where there are several hosts.
+	// Getenv is [os.Getenv]: WEFT_PORT, WEFT_SECRET_FILE, WEFT_RAILS, NCCL_SOCKET_IFNAME
+	// and GLOO_SOCKET_IFNAME are read where there are several hosts.
 	Getenv func(string) string
 	// Keep is the arguments with which this program calls [launch.Keep].
 	Keep []string
@@ -57,7 +58,7 @@ func (c *Config) listen(dir string, explained bool) (*agent.Agent, error) {
 		if err != nil {
 			return nil, err
 		}
-		o.Meet = func(ctx context.Context) (transport.Endpoint, collective.Layout, error) {
+		o.Meet = func(ctx context.Context) ([]transport.Endpoint, collective.Layout, error) {
 			return rendezvous.Meet(ctx, m)
 		}
 	}
@@ -79,10 +80,36 @@ func (c *Config) rendezvous() (rendezvous.Config, error) {
 	if err != nil {
 		return rendezvous.Config{}, fmt.Errorf("several hosts need a secret that only they have: %w", err)
 	}
-	return rendezvous.Config{
+	m := rendezvous.Config{
 		Member: rendezvous.Member{Weft: c.Weft, World: c.World, First: c.First, Workers: c.Workers},
-		Master: master, Secret: secret, Interfaces: transport.Names(c.Getenv), Timeout: c.Timeout, Warn: c.warn,
-	}, nil
+		Master: master, Secret: secret, Interfaces: []string{transport.Names(c.Getenv)}, Timeout: c.Timeout, Warn: c.warn,
+	}
+	switch s := c.Getenv("WEFT_RAILS"); s {
+	case "":
+	case "auto":
+		m.Auto = true
+	default:
+		m.Interfaces, err = ParseRails(s)
+	}
+	return m, err
+}
+
+// maxRails bounds the networks between hosts.
+const maxRails = 16
+
+// ParseRails reads which interfaces a host's rails have, a list with commas: each the
+// beginning of a name, after "=" the whole.
+func ParseRails(s string) ([]string, error) {
+	rails := strings.Split(s, ",")
+	for i := range rails {
+		if rails[i] = strings.TrimSpace(rails[i]); strings.Trim(rails[i], "^=") == "" {
+			return nil, fmt.Errorf("rails %q: number %d has no name", s, i)
+		}
+	}
+	if len(rails) > maxRails {
+		return nil, fmt.Errorf("rails %q: at most %d", s, maxRails)
+	}
+	return rails, nil
 }
 
 func (c *Config) warn(text string) { fmt.Fprintln(c.Err, "weft: warning:", text) }

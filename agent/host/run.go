@@ -49,7 +49,7 @@ func Run(ctx context.Context, c Config, command []string) (err error) {
 				a.Ended(rank, nil)
 			}
 		},
-		Env: append(client, "WEFT_SOCKET="+a.Socket),
+		Env: append(client, "WEFT_SOCKET="+a.Socket, "WEFT_RAILS="+c.Getenv("WEFT_RAILS")),
 	})
 	if err != nil {
 		a.Fail(fmt.Errorf("rank %d: %w", c.First, err))

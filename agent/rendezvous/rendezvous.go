@@ -22,13 +22,15 @@ import (
 
 // Config is one host's part in a rendezvous.
 type Config struct {
-	Member // but for Address, which Meet chooses
+	Member // but for Rails, which Meet chooses
 	// Master is where the agent of rank 0 listens, host:port. It must be an address of
 	// that host, or a name of one.
 	Master string
 	Secret transport.Secret
-	// Interfaces chooses among those of this host, see [transport.ChooseLocal].
-	Interfaces string
+	// Interfaces chooses among those of this host, one for each rail, see
+	// [transport.ChooseLocal]; none: one rail, by the interface that leads to rank 0.
+	// With Auto, the first choice alone counts, and is among all rails.
+	Interfaces []string
 	// Timeout is how long hosts may be late; 0: no bound.
 	Timeout time.Duration
 	// Warn, if set, gets a line about what is waited for, once.
@@ -37,6 +39,8 @@ type Config struct {
 	// does not resolve. Half of it, a rank may take to mend a wrong secret, and rank 0
 	// stays after a failure to tell who comes late. 0: Hopeless of this package.
 	Hopeless time.Duration
+
+	interfaces func() ([]transport.Interface, error) // nil: of this host
 }
 
 const (
@@ -61,11 +65,11 @@ func (e *Ended) Error() string {
 	return fmt.Sprintf("rank %d has ended before all had come", e.Rank)
 }
 
-// Meet returns once all hosts' agents are connected. What another host has failed of
+// Meet returns once all hosts' agents are connected, by an endpoint a rail. What another host has failed of
 // is a [*protocol.Failed]. If ctx ends first, its cause is what the others are told;
 // [context.Canceled] means that this host has ended in order, of which they hear
 // as [*Ended].
-func Meet(ctx context.Context, c Config) (transport.Endpoint, collective.Layout, error) {
+func Meet(ctx context.Context, c Config) ([]transport.Endpoint, collective.Layout, error) {
 	c.Hopeless = cmp.Or(c.Hopeless, Hopeless)
 	if c.First != 0 {
 		return c.join(ctx, c.Master)
@@ -97,7 +101,7 @@ func (c *Config) taken(ctx context.Context, err error) error {
 }
 
 // join takes part as a member, of the server at an address.
-func (c *Config) join(ctx context.Context, address string) (transport.Endpoint, collective.Layout, error) {
+func (c *Config) join(ctx context.Context, address string) ([]transport.Endpoint, collective.Layout, error) {
 	conn, err := c.dial(ctx, address)
 	if err != nil {
 		c.lastWords(ctx, address)
@@ -144,14 +148,20 @@ func (s *membership) next(ctx context.Context, kind protocol.Kind) (protocol.Mes
 }
 
 // meet tells the server where this host listens, hears where all do, and connects.
-func (s *membership) meet(ctx context.Context) (transport.Endpoint, collective.Layout, error) {
+func (s *membership) meet(ctx context.Context) ([]transport.Endpoint, collective.Layout, error) {
 	peers, err := s.listen(ctx, s.conn)
+	defer func() {
+		for _, l := range peers {
+			l.Close()
+		}
+	}()
 	if err != nil {
 		return nil, nil, err
 	}
-	defer peers.Close()
 	member := s.Member
-	member.Address = peers.Addr().String()
+	for _, l := range peers {
+		member.Rails = append(member.Rails, Rail{l.Addr().String(), l.subnet})
+	}
 	if err := say(s.conn, protocol.KindHello, &member); err != nil {
 		return nil, nil, err
 	}
@@ -169,7 +179,7 @@ func (s *membership) meet(ctx context.Context) (transport.Endpoint, collective.L
 
 // together connects, and waits until all hosts have. While this one connects, another
 // may fail to.
-func (s *membership) together(ctx context.Context, w *welcome, peers *transport.Listener) (transport.Endpoint, error) {
+func (s *membership) together(ctx context.Context, w *welcome, peers []listener) ([]transport.Endpoint, error) {
 	connecting, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	ended := make(chan error, 1)
@@ -194,11 +204,17 @@ func (s *membership) together(ctx context.Context, w *welcome, peers *transport.
 		s.conn.SetReadDeadline(time.Unix(1, 0))
 		<-ended
 	}
-	if err != nil && e != nil {
-		e.Close()
+	if err != nil {
+		closeAll(e)
 		e = nil
 	}
 	return e, err
+}
+
+func closeAll(rails []transport.Endpoint) {
+	for _, e := range rails {
+		e.Close()
+	}
 }
 
 // withdraw takes back that this host is ready, because of a cause, which it returns. The
@@ -234,43 +250,100 @@ func (c *Config) lastWords(ctx context.Context, address string) {
 	}
 }
 
-// connect connects the hosts, who are all there.
-func (w *welcome) connect(ctx context.Context, c *Config, l *transport.Listener) (transport.Endpoint, error) {
-	o := transport.TCPOptions{Rank: -1, Epoch: w.Epoch, Secret: c.Secret}
-	for host, m := range w.Hosts {
-		o.Addrs = append(o.Addrs, m.Address)
-		if m.First == c.First {
-			o.Rank = host
-		}
-	}
+// connect connects the hosts, who are all there, over one rail after the other.
+func (w *welcome) connect(ctx context.Context, c *Config, peers []listener) (out []transport.Endpoint, err error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTime)
 	defer cancel()
-	e, err := l.Connect(ctx, o)
-	var failed *transport.Error
-	if errors.As(err, &failed) && failed.Peer >= 0 && failed.Peer < len(w.Hosts) {
-		other := &w.Hosts[failed.Peer]
-		err = fmt.Errorf("rank %d and rank %d (%s) cannot connect: %w", c.First, other.First, other.Address, failed.Err)
+	me := slices.IndexFunc(w.Hosts, func(m Member) bool { return m.First == c.First })
+	rails := w.Hosts.rails()
+	if me < 0 || len(rails) == 0 {
+		return nil, fmt.Errorf("rank 0 does not know of rank %d", c.First)
 	}
-	return e, err
+	for r, addresses := range rails {
+		o := transport.TCPOptions{Rank: me, Addrs: addresses, Epoch: w.Epoch, Secret: c.Secret}
+		at := slices.IndexFunc(peers, func(l listener) bool { return l.Addr().String() == addresses[me] })
+		if at < 0 {
+			return out, fmt.Errorf("rank 0 does not know where rank %d listens", c.First)
+		}
+		on := ""
+		if len(rails) > 1 {
+			o.Local = peers[at].Addr().Addr()
+			on = fmt.Sprintf(" on rail %s, by interface %s of rank %d", transport.RailName(r), peers[at].name, c.First)
+		}
+		e, err := peers[at].Connect(ctx, o)
+		if failed, ok := errors.AsType[*transport.Error](err); ok && failed.Peer >= 0 && failed.Peer < len(w.Hosts) {
+			err = fmt.Errorf("rank %d and rank %d (%s) cannot connect%s: %w", c.First, w.Hosts[failed.Peer].First, addresses[failed.Peer], on, failed.Err)
+		}
+		if err != nil {
+			return out, err
+		}
+		out = append(out, e)
+	}
+	return out, nil
 }
 
-// listen opens a port for this host's peers, at the address that leads to rank 0
-// or that the user has chosen.
-func (c *Config) listen(ctx context.Context, conn net.Conn) (*transport.Listener, error) {
-	have, err := transport.Interfaces()
+// listener is where this host takes its peers' connections on a rail.
+type listener struct {
+	*transport.Listener
+	name   string // of the interface
+	subnet netip.Prefix
+}
+
+// choices are the choices of interfaces, one for each rail that they name.
+func (c *Config) choices() []string {
+	if len(c.Interfaces) == 0 {
+		return []string{""}
+	}
+	return c.Interfaces
+}
+
+// listen opens a port for this host's peers on each rail: at the address that leads
+// to rank 0, or that the user has chosen. What it has opened the caller closes, even after
+// an error.
+func (c *Config) listen(ctx context.Context, conn net.Conn) (out []listener, err error) {
+	interfaces := c.interfaces
+	if interfaces == nil {
+		interfaces = transport.Interfaces
+	}
+	have, err := interfaces()
 	if err != nil {
 		return nil, err
 	}
-	remote := !address(conn.RemoteAddr()).IsLoopback()
-	local, err := transport.ChooseLocal(have, c.Interfaces, address(conn.LocalAddr()), remote)
+	chosen, err := c.choose(have, address(conn.LocalAddr()), !address(conn.RemoteAddr()).IsLoopback())
 	if err != nil {
 		return nil, fmt.Errorf("rank %d: %w", c.First, err)
 	}
-	l, err := transport.Listen(ctx, netip.AddrPortFrom(local[0].Addr, 0).String())
-	if err != nil {
-		return nil, fmt.Errorf("rank %d: interface %s: %w", c.First, local[0].Interface, err)
+	for _, x := range chosen {
+		l, err := transport.Listen(ctx, netip.AddrPortFrom(x.Addr, 0).String())
+		if err != nil {
+			return out, fmt.Errorf("rank %d: interface %s: %w", c.First, x.Interface, err)
+		}
+		out = append(out, listener{l, x.Interface, x.Subnet})
 	}
-	return l, nil
+	return out, nil
+}
+
+// choose chooses an address for each rail: with Auto, of each subnet of this host.
+func (c *Config) choose(have []transport.Interface, route netip.Addr, remote bool) (out []transport.Local, err error) {
+	for r, names := range c.choices() {
+		local, err := transport.ChooseLocal(have, names, route, remote)
+		if err != nil {
+			return nil, err
+		}
+		if !c.Auto {
+			local = local[:1]
+		}
+		for _, x := range local {
+			switch {
+			case !c.Auto && slices.ContainsFunc(out, func(o transport.Local) bool { return o.Interface == x.Interface }):
+				return nil, fmt.Errorf("rails %q: number %d is interface %s, as is another (\"=%s\" is that one alone)", c.Interfaces, r, x.Interface, x.Interface)
+			case c.Auto && slices.ContainsFunc(out, func(o transport.Local) bool { return o.Subnet == x.Subnet || o.Addr.Is4() != x.Addr.Is4() }):
+			default:
+				out = append(out, x)
+			}
+		}
+	}
+	return out, nil
 }
 
 func address(a net.Addr) netip.Addr { return a.(*net.TCPAddr).AddrPort().Addr().Unmap() }

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -53,11 +55,15 @@ func meet(ctx context.Context, hosts []Config) []error {
 	var wg sync.WaitGroup
 	for h, c := range hosts {
 		wg.Go(func() {
-			e, l, err := Meet(ctx, c)
+			rails, l, err := Meet(ctx, c)
 			if errs[h] = err; err != nil {
 				return
 			}
-			defer e.Close()
+			defer closeAll(rails)
+			if len(rails) != max(1, len(c.Interfaces)) && !c.Auto {
+				errs[h] = fmt.Errorf("%d rails", len(rails))
+			}
+			e := rails[len(rails)-1]
 			if e.World() != len(hosts) || l.Workers() != c.World || l[e.Rank()] != c.Workers || l[:e.Rank()].Workers() != c.First {
 				errs[h] = fmt.Errorf("peer %d of %d, layout %v", e.Rank(), e.World(), l)
 				return
@@ -87,6 +93,73 @@ func TestMeet(t *testing.T) {
 	}
 }
 
+// twoRails are interfaces of a host, in subnets of loopback.
+func twoRails(host int) func() ([]transport.Interface, error) {
+	return func() ([]transport.Interface, error) {
+		var out []transport.Interface
+		for i, name := range []string{"lo", "eth0", "docker0", "eth1"} {
+			at := []byte{127, byte(i), 0, byte(1 + host)}
+			if i == 0 || name == "docker0" {
+				at[3] = 1 // every host's
+			}
+			addr, _ := netip.AddrFromSlice(at)
+			out = append(out, transport.Interface{Name: name, Up: true, Addrs: []netip.Prefix{netip.PrefixFrom(addr, 24)}})
+		}
+		return out, nil
+	}
+}
+
+// Hosts connect over all rails, each from its address there: those named, or the subnets
+// that they share.
+func TestRails(t *testing.T) {
+	for _, x := range []struct {
+		interfaces []string
+		auto       bool
+		want       []string
+	}{
+		{[]string{"eth0", "eth1"}, false, []string{"127.1.0.", "127.3.0."}},
+		{[]string{"=eth1", "=eth0"}, false, []string{"127.3.0.", "127.1.0."}},
+		{nil, true, []string{"127.0.0.", "127.1.0.", "127.3.0."}},
+	} {
+		all := hosts(t, 1, 2, 1)
+		var members table
+		for h := range all {
+			c := &all[h]
+			c.Interfaces, c.Auto, c.interfaces = x.interfaces, x.auto, twoRails(h)
+			have, _ := c.interfaces()
+			chosen, err := c.choose(have, netip.MustParseAddr("127.0.0.1"), false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := c.Member
+			for _, l := range chosen {
+				m.Rails = append(m.Rails, Rail{netip.AddrPortFrom(l.Addr, 1).String(), l.Subnet})
+			}
+			if err := members.add(m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var got []string
+		for _, rail := range members.rails() {
+			got = append(got, strings.TrimSuffix(rail[0], "1:1"))
+		}
+		if !slices.Equal(got, x.want) {
+			t.Errorf("%q, auto %v: rails %v, want %v", x.interfaces, x.auto, got, x.want)
+		}
+		for host, err := range meet(t.Context(), all) {
+			if err != nil {
+				t.Errorf("%q, auto %v: host %d: %v", x.interfaces, x.auto, host, err)
+			}
+		}
+	}
+	c := hosts(t, 1)[0]
+	c.Interfaces = []string{"=eth1", "eth1"}
+	have, _ := twoRails(0)()
+	if _, err := c.choose(have, netip.Addr{}, false); err == nil || !strings.Contains(err.Error(), "number 1 is interface eth1, as is another") {
+		t.Error(err)
+	}
+}
+
 // Rank 0 comes last: the others have tried by then.
 func TestLateMaster(t *testing.T) {
 	all := hosts(t, 1, 1, 1)
@@ -101,7 +174,7 @@ func TestLateMaster(t *testing.T) {
 				t.Errorf("rank %d: %v", c.First, err)
 				return
 			}
-			e.Close()
+			closeAll(e)
 		})
 	}
 	go func() {
@@ -117,7 +190,7 @@ func TestLateMaster(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	} else {
-		e.Close()
+		closeAll(e)
 	}
 	wg.Wait()
 }
@@ -133,6 +206,10 @@ func TestDifferent(t *testing.T) {
 		{"duplicate", "rank 2 is on two hosts", func(c []Config) { c[2].First = 2 }},
 		{"cyclic", "numbered host by host (Slurm: --distribution=block)", func(c []Config) { c[1].First = 1 }},
 		{"rank", "of 4 workers: RANK", func(c []Config) { c[2].First = 4 }},
+		{"rails", "rank 0 has one rail, rank 2 2 rails: give all hosts as many (--rails, WEFT_RAILS)", func(c []Config) {
+			c[1].Interfaces, c[1].interfaces = []string{"eth0", "eth1"}, twoRails(2)
+		}},
+		{"some choose rails", "rank 0 has one rail, rank 3 auto: give all hosts as many", func(c []Config) { c[2].Auto = true }},
 		{"no workers", "of 4 workers: RANK", func(c []Config) { c[2].Workers = 0 }},
 	} {
 		t.Run(x.name, func(t *testing.T) {
@@ -320,7 +397,7 @@ func TestCancelledReady(t *testing.T) {
 	go func() {
 		e, _, err := c.join(ctx, l.Addr().String())
 		if err == nil {
-			e.Close()
+			closeAll(e)
 		}
 		met <- err
 	}()

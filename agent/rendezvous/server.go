@@ -81,7 +81,7 @@ func (c *Config) masterAddress(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	local, err := transport.ChooseLocal(have, c.Interfaces, netip.Addr{}, true)
+	local, err := transport.ChooseLocal(have, c.choices()[0], netip.Addr{}, true)
 	if err != nil {
 		return "", err
 	}
@@ -240,7 +240,7 @@ func (s *server) join(conn net.Conn, m *Member) {
 func (s *server) take(member *Member, m protocol.Message, err error) {
 	switch {
 	case err != nil:
-		s.failf(member.First, "rank %d (%s) is lost: its connection ended (%w), before all hosts were connected", member.First, member.Address, err)
+		s.failf(member.First, "rank %d (%s) is lost: its connection ended (%w), before all hosts were connected", member.First, member.address(), err)
 	case m.Kind == protocol.KindReady:
 		if s.ready++; s.ready == len(s.members) {
 			s.end(protocol.Message{Kind: protocol.KindDone})

@@ -3,6 +3,8 @@ package rendezvous
 import (
 	"cmp"
 	"fmt"
+	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,7 +18,33 @@ type Member struct {
 	World   int    `json:"world"` // workers on all hosts
 	First   int    `json:"first"` // its workers' ranks follow each other
 	Workers int    `json:"workers"`
-	Address string `json:"address"` // where it takes its peers' connections, host:port
+	Auto    bool   `json:"auto,omitzero"` // rails are the subnets that all hosts share, after the first
+	Rails   []Rail `json:"rails"`         // where it takes its peers' connections; none, of one that says why it leaves
+}
+
+// Rail is where a host is on a network that joins all.
+type Rail struct {
+	Address string       `json:"address"` // host:port
+	Subnet  netip.Prefix `json:"subnet"`
+}
+
+// address is one of the member, for messages.
+func (m *Member) address() string {
+	if len(m.Rails) == 0 {
+		return "not yet listening"
+	}
+	return m.Rails[0].Address
+}
+
+// chooses tells how many rails the member has, and by what.
+func (m *Member) chooses() string {
+	switch {
+	case m.Auto:
+		return "auto"
+	case len(m.Rails) == 1:
+		return "one rail"
+	}
+	return fmt.Sprint(len(m.Rails), " rails")
 }
 
 // ranks names the member's workers.
@@ -47,7 +75,9 @@ func (t *table) add(m Member) error {
 			return fmt.Errorf("rank %d counts %d workers (WORLD_SIZE), rank %d counts %d", a.First, a.World, b.First, b.World)
 		case b.First < a.First+a.Workers:
 			return fmt.Errorf("rank %d is on two hosts: one has %s (%s), one %s (%s); ranks must be numbered host by host (Slurm: --distribution=block), and each host's number given once",
-				b.First, a.ranks(), a.Address, b.ranks(), b.Address)
+				b.First, a.ranks(), a.address(), b.ranks(), b.address())
+		case len(a.Rails) > 0 && len(b.Rails) > 0 && a.chooses() != b.chooses():
+			return fmt.Errorf("rank %d has %s, rank %d %s: give all hosts as many (--rails, WEFT_RAILS)", a.First, a.chooses(), b.First, b.chooses())
 		}
 	}
 	at, _ := slices.BinarySearchFunc(*t, m.First, func(x Member, first int) int { return cmp.Compare(x.First, first) })
@@ -79,6 +109,46 @@ func (t table) missing(world int) string {
 	}
 	gap(world)
 	return strings.Join(out, ", ")
+}
+
+// rails are the addresses of all members, by rail. Where hosts choose by themselves,
+// further rails are the subnets in which all have an address, and no two the same one:
+// what is set up alike on every host (a bridge of containers) joins none.
+func (t table) rails() (out [][]string) {
+	first := slices.IndexFunc(t, func(m Member) bool { return len(m.Rails) > 0 })
+	if first < 0 {
+		return nil
+	}
+	for r := range t[first].Rails {
+		if addresses, ok := t.rail(r, t[first].Rails[r].Subnet); ok {
+			out = append(out, addresses)
+		}
+	}
+	return out
+}
+
+func (t table) rail(r int, subnet netip.Prefix) (addresses []string, ok bool) {
+	found := map[string]bool{}
+	for _, m := range t {
+		at := r
+		if m.Auto && r > 0 {
+			at = slices.IndexFunc(m.Rails, func(x Rail) bool { return x.Subnet == subnet })
+		}
+		if len(m.Rails) == 0 { // it has come to say why it leaves
+			addresses = append(addresses, "")
+			continue
+		}
+		if at < 0 {
+			return nil, false
+		}
+		host, _, err := net.SplitHostPort(m.Rails[at].Address)
+		if m.Auto && r > 0 && (err != nil || found[host]) {
+			return nil, false
+		}
+		found[host] = true
+		addresses = append(addresses, m.Rails[at].Address)
+	}
+	return addresses, true
 }
 
 // layout is how many workers each host has, of a table that is complete.

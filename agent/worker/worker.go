@@ -192,11 +192,14 @@ func (w *Worker) Close() error {
 // Send sends any message.
 func (w *Worker) Send(m protocol.Message) error {
 	_, err := w.conn.Write(m.Append(nil))
-	if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) { // it said why before that
-		_, failed := w.receive(protocol.KindFailed)
-		return cmp.Or(failed, err)
+	if !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNRESET) {
+		return err
 	}
-	return err
+	for { // it said why before that, after what had been done
+		if _, failed := w.receive(protocol.KindDone); failed != nil {
+			return failed
+		}
+	}
 }
 
 // receive waits for a message of a kind. The agent's failure is an [*Error].

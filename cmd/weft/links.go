@@ -107,11 +107,12 @@ func among(ctx context.Context, c *cli.Console) (m *links.Measured, layout colle
 		return nil, nil, cli.Usagef("all workers are on this host, which no link joins: -n 2 measures loopback")
 	}
 	h := host.Config{Place: place, Weft: version, Timeout: host.Timeout, Getenv: besideAgents(place), Out: c.Out, Err: c.Err}
-	e, layout, err := h.Meet(ctx)
+	rails, layout, err := h.Meet(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	defer e.Close()
+	defer links.Close(rails)
+	e := rails[0]
 	err = c.Track("measuring", func(done func(done, total int)) error {
 		m, err = links.Measure(ctx, e, done)
 		return err
