@@ -719,3 +719,19 @@ func TestRailNames(t *testing.T) {
 	hosts := overRails(t, agent.Schedule{Plan: p, Limits: plan.AnyLimits}, nets...)
 	mustFail(t, trainOver(t, hosts, j, p, 1, nil), "the plan has a program for link ib0, and the rails between hosts are net, rail1")
 }
+
+// A host that was given a plan and one that was not end with one message.
+func TestPlanOfOneHost(t *testing.T) {
+	j := trained()
+	l := collective.Layout{1, 1}
+	net := transport.NewMemory(len(l), transport.MemoryOptions{})
+	var hosts []*host
+	for h, s := range []*agent.Schedule{{Plan: built(t, j, "p3", plan.DefaultLimits), Limits: plan.DefaultLimits}, nil} {
+		hosts = append(hosts, newHost(t, agent.Config{World: 2, Ranks: []int{h}, Meet: met(h, l, net), Schedule: s}))
+	}
+	for _, err := range everywhere(hosts, func(w *worker.Worker) error { return w.Hello(does(j)) }) {
+		if err == nil || !strings.Contains(err.Error(), "plan none") || !strings.Contains(err.Error(), "give every host the same plan") {
+			t.Errorf("got %v", err)
+		}
+	}
+}
