@@ -31,7 +31,7 @@ demo: build
 	@PYTHON=$(PYTHON) scripts/demo
 
 test: cc
-	CGO_ENABLED=1 go test -race ./...
+	CGO_ENABLED=1 go test -race -timeout 40m ./...
 	go test -run '^TestCompare$$' ./acceptance # has nothing for the race detector
 
 test-torch: build
