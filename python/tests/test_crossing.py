@@ -547,10 +547,14 @@ def own_calls(run: Run) -> None:
 
 @scenario
 def wrapped_again(run: Run) -> None:
+    """With the same optimizer, as after unfreezing a parameter."""
     m = made(mlp)
-    for _ in range(2):
-        run.wrap(m, momentum(m))
+    m[0].requires_grad_(False)
+    o = momentum(m)
+    for _ in range(3):
+        run.wrap(m, o)
         run.train(lambda x: m(x).pow(2).mean())
+        m[0].requires_grad_(True)
 
 
 @scenario

@@ -16,7 +16,7 @@ from . import launch
 from .cases import mlp
 
 WORLD = 2
-POLICIES = ["p3", "bytescheduler", "dear", "us-byte", "mg-wfbp", "auto"]
+POLICIES = {"p3": ["--slice", "100"], "bytescheduler": ["--partition", "64"], "dear": [], "us-byte": ["--unit", "50"], "mg-wfbp": []}
 # All of one model, as the plan is.
 CASES = [
     "sgd", "momentum_in_groups", "optimizer_adamw", "optimizer_lbfgs", "scheduler", "accumulation", "accumulation_reduced_each_pass",
@@ -63,7 +63,7 @@ class Plans(unittest.TestCase):
 
     def plan(self, policy: str) -> str:
         plan = os.path.join(self.directory, f"{policy}.json")
-        command = [launch.WEFT, "plan", self.job, "--policy", policy, "--workers", str(WORLD), "--link", "100Mbit,25us", "-o", plan]
+        command = [launch.WEFT, "plan", self.job, "--policy", policy, *POLICIES[policy], "--workers", str(WORLD), "--link", "100Mbit,25us", "-o", plan]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return plan
 

@@ -12,7 +12,8 @@ from typing import Any, Callable, Dict, List, Tuple
 import torch
 from torch import nn
 
-from weft._updates import Step, Updates, step_but, whole_only
+from weft._barrier import whole_only
+from weft._updates import Step, Updates, step_but
 
 STEPS = 5
 

@@ -110,6 +110,7 @@ else:
                     self._after()
                 return result
 
+            hooked._weft = True  # type: ignore[attr-defined]
             optimizer.step = types.MethodType(hooked, optimizer)  # type: ignore[method-assign]
 
         def remove(self) -> None:

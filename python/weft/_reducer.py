@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from typing import Any, Callable, List, Optional, Set
 
 import torch
 
 from ._averages import Averages
+from ._barrier import barrier, needs_all, updated_at_read
 from ._buckets import Buckets
 from ._calls import Calls
 from ._client import Client, Layout, Tensor, WeftError
 from ._device import Device
-from ._guard import refused
 from ._handover import HandOver
 from ._hooks import ForwardHook, GradientHook, StepHook, at_end_of_backward, tensors_in
 from ._memory import dtype_name
 from ._places import Places
 from ._profile import Profile, Watch
-from ._updates import Step, Updates, needs_all, step_but, whole_only
+from ._updates import Step, Updates, step_but
 
 # The name of the tensor that says which parameters a worker used, an element a parameter, and which workers trained, an
 # element a worker: 1 or 0. It is the first, so that it travels in the last bucket. Optimizers treat a gradient of None and one
@@ -53,7 +52,7 @@ class Reducer:
         self.parameters = self._places.trained()
         if not self.parameters:
             raise ValueError("wrap: no parameter of the model requires a gradient")
-        self.barrier = self._barrier(separable)  # why no update may cross the barrier, or None
+        self.barrier = barrier(model, self.parameters, optimizer, separable)  # why no update may cross the barrier, or None
         self.ended: Optional[str] = None  # why these gradients are no longer averaged
         self.paused = False  # within no_sync
         self.joining = False  # within join
@@ -63,15 +62,6 @@ class Reducer:
         self._reduced = False  # and so has a pass
         self._ended = 0  # iterations whose end the agent has been told of
         self._pass: Callable[[], Any] = lambda: None  # weak: what the engine will call at the end of the pass that runs
-
-    def _barrier(self, separable: Optional[bool]) -> Optional[str]:
-        if any(isinstance(m, torch.jit.ScriptModule) for m in self._model.modules()):
-            return "TorchScript reads parameters behind Python's back"
-        for name, p in self.parameters:
-            why = refused(p)
-            if why is not None:
-                return f"nothing tells when parameter {name} is read: {why}"
-        return whole_only(self._optimizer, separable)
 
     def tensors(self) -> List[Tensor]:
         """What is reduced every iteration, for the agent: USED, then the parameters, in the model's order."""
@@ -86,7 +76,7 @@ class Reducer:
     def start(self, layout: Layout, calls: Calls, device: Device) -> None:
         """Takes the places that the agent gave to tensors(), and hooks into the model, which lives on the device."""
         self._calls = calls
-        self._at_read = self._crossing(layout)
+        self._at_read = updated_at_read(layout, self.barrier)
         self._review = layout.review
         if layout.profile > 0 and not any(self._at_read):
             if self.parameters[0][1].is_cuda:
@@ -105,23 +95,9 @@ class Reducer:
             self._model.register_forward_hook(ForwardHook(lambda model, inputs, output: self._after_forward(output))),
         ]
         if any(self._at_read):
-            self._handles.append(Updates(self._optimizer, self._step, self._averages.finish))
+            self._of_step: Any = Updates(self._optimizer, self._step, self._averages.finish)
         else:
-            self._handles.append(StepHook(self._optimizer, self._before_step, self._end_iteration))
-
-    def _crossing(self, layout: Layout) -> List[Set[int]]:
-        """By generation of a period, the parameters whose updates wait for their first read."""
-        at_read: List[Set[int]] = [set() for _ in layout.ends]
-        if layout.period != len(layout.ends) or any(u.iteration != layout.ends[u.generation] for u in layout.updates):
-            raise WeftError(f"rank {self._client.rank}: policy {layout.policy} delays updates, which this client does not")
-        for u in layout.updates:
-            if u.at == "read":
-                at_read[u.generation].update(k - 1 for k in u.tensors)
-        if self.barrier is not None and layout.policy != "ddp":
-            warnings.warn(f"weft: no update can wait for the first read of its parameter, as policy {layout.policy} may ask for:"
-                          f" {self.barrier}. optimizer.step() waits for all gradients.", stacklevel=5)  # fmt: skip
-            return [set() for _ in layout.ends]
-        return at_read
+            self._of_step = StepHook(self._optimizer, self._before_step, self._end_iteration)
 
     def finish(self) -> None:
         """Waits for all averages that are on their way, and applies the updates that wait for them."""
@@ -130,6 +106,7 @@ class Reducer:
     def end(self, successor: "Reducer") -> None:
         """Leaves the parameters of another reducer to it. A backward pass that reaches others raises from now on."""
         self.ended = "this model's gradients are no longer averaged: weft.wrap was called for another one"
+        self._of_step.remove()
         theirs = {p for _, p in successor.parameters}
         for (_, p), hook in zip(self.parameters, self._hooks):
             if p in theirs:
@@ -138,7 +115,7 @@ class Reducer:
     def remove(self) -> None:
         """Leaves the model as it was."""
         self.watch.remove()
-        for h in self._hooks + self._handles:
+        for h in [*self._hooks, *self._handles, self._of_step]:
             h.remove()
         self.hand_over.remove()
 

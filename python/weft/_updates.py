@@ -8,59 +8,13 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import functools
-import sys
 import types
 from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 
+from ._barrier import own_step
 from ._guard import raw_grad, set_raw_grad
-
-# The optimizers whose update of a tensor depends on nothing but that tensor, its gradient, its state and its group's
-# hyper-parameters, and which keep nothing else.
-_SEPARABLE = {
-    getattr(torch.optim, name)
-    for name in "Adadelta Adafactor Adagrad Adam AdamW Adamax ASGD NAdam RAdam RMSprop Rprop SGD Muon".split()
-    if hasattr(torch.optim, name)
-}
-
-
-def whole_only(optimizer: torch.optim.Optimizer, separable: Optional[bool] = None) -> Optional[str]:
-    """Why an optimizer's step must be applied to all tensors at once, or None if it need not be.
-
-    separable is what the user says of it, if anything.
-    """
-    name = type(optimizer).__name__
-    if any(group.get("differentiable") for group in optimizer.param_groups):
-        return f"{name} is differentiable"
-    step = optimizer.__dict__.get("step")
-    if step is not None and not (hasattr(step, "_with_counter") or hasattr(step, "_wrapped_by_lr_sched")):
-        return f"the step of this {name} was replaced"
-    if _has_step_hooks(optimizer):
-        return f"{name} has hooks on its step"
-    if separable is not None:
-        return None if separable else "wrap(separable=False) says so"
-    known = next((c for c in type(optimizer).__mro__ if c in _SEPARABLE), None)
-    if known is None:
-        return f"{name} is not one that is known to update each tensor by itself; if it does, wrap(separable=True) says so"
-    if _step_of(type(optimizer)) is not _step_of(known):
-        return f"{name} has a step of its own; if that updates each tensor by itself, wrap(separable=True) says so"
-    return None
-
-
-def _has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    hooks = [getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")]
-    module = sys.modules[torch.optim.Optimizer.__module__]  # torch.optim has no attribute for it
-    hooks += [getattr(module, f"_global_optimizer_{when}_hooks", None) for when in ("pre", "post")]
-    ours = __name__.rpartition(".")[0]  # they look at the clock
-    return any(getattr(f, "__module__", "").rpartition(".")[0] != ours for of in hooks for f in (of or {}).values())
-
-
-def needs_all(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether this call of step must be applied to all tensors at once: of what was not there when whole_only was asked."""
-    scaled = any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf"))  # GradScaler's
-    return scaled or _has_step_hooks(optimizer)
-
 
 class Step:
     """A call of step(), of which some parameters' updates are yet to be applied."""
@@ -86,7 +40,7 @@ class Step:
         groups = [dict(_options(self._groups[g]), params=members[g]) for g in sorted(members)]
         try:
             with _in_step(self._optimizer, groups), self._modes():
-                _step_of(type(self._optimizer))(self._optimizer)
+                own_step(type(self._optimizer))(self._optimizer)
         finally:
             for p, grad in before:
                 set_raw_grad(p, grad)
@@ -103,12 +57,6 @@ def _copied(value: Any) -> Any:
     if isinstance(value, (list, dict)):
         return type(value)(value)
     return value
-
-
-def _step_of(cls: type) -> Any:
-    """The step of an optimizer's class, without what torch wraps around it to profile it."""
-    step: Any = cls.step  # type: ignore[attr-defined]
-    return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
 @contextlib.contextmanager
@@ -202,6 +150,7 @@ class Updates:
             own = functools.partial(outer, *args, **kwargs)
             return self._step(own, *args, **kwargs) if self._step is not None else own()
 
+        deferred._weft = True  # type: ignore[attr-defined]
         optimizer.__class__ = _deferring_class(self._class)
         optimizer.__dict__["_weft_finish"] = finish
         optimizer.step = types.MethodType(deferred, optimizer)  # type: ignore[method-assign]
