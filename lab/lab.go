@@ -1,5 +1,5 @@
 // Package lab emulates a cluster on one machine: hosts, each a network namespace
-// with an interface of its own, joined by a switch, whose ports may have a rate.
+// with an interface of its own to each switch that joins them, whose ports may have a rate.
 //
 // Namespaces have no name: they last as long as a process is in one, or the [Lab]
 // holds it, and the kernel removes them with all that is in them, however that ends.
@@ -14,15 +14,19 @@ import (
 // MaxHosts of a lab.
 const MaxHosts = 250
 
-// Interface is the name of every host's interface to the switch.
-const Interface = "eth0"
+// MaxRails of a lab: networks that join all hosts, each with a switch of its own.
+const MaxRails = 8
+
+// Interface is the name of every host's interface to a rail.
+func Interface(rail int) string { return fmt.Sprint("eth", rail) }
 
 // Config of a lab.
 type Config struct {
 	Hosts int
-	// Rate at which each host sends and receives, at the same time, bits a second of
-	// whole Ethernet frames (without preamble and checksum); 0: as fast as it goes.
-	Rate float64
+	// Rates at which each host sends and receives, at the same time, on each rail, bits a
+	// second of whole Ethernet frames (without preamble and checksum); 0: as fast as it
+	// goes. None: one rail, as fast as it goes.
+	Rates []float64
 }
 
 // Rates that can be shaped. A slower one would hold a frame for more than a second,
@@ -36,10 +40,23 @@ func (c Config) check() error {
 	switch {
 	case c.Hosts < 1 || c.Hosts > MaxHosts:
 		return fmt.Errorf("%d hosts: a lab has 1 to %d", c.Hosts, MaxHosts)
-	case c.Rate != 0 && !(c.Rate >= MinRate && c.Rate <= MaxRate):
-		return fmt.Errorf("a rate of %v bit/s: a lab has %g to %g", c.Rate, float64(MinRate), float64(MaxRate))
+	case len(c.Rates) > MaxRails:
+		return fmt.Errorf("%d rails: a lab has 1 to %d", len(c.Rates), MaxRails)
+	}
+	for _, rate := range c.Rates {
+		if rate != 0 && !(rate >= MinRate && rate <= MaxRate) {
+			return fmt.Errorf("a rate of %v bit/s: a lab has %g to %g", rate, float64(MinRate), float64(MaxRate))
+		}
 	}
 	return nil
+}
+
+// rates are those of all rails.
+func (c Config) rates() []float64 {
+	if len(c.Rates) == 0 {
+		return []float64{0}
+	}
+	return c.Rates
 }
 
 // PermissionError says what the process lacks.
@@ -54,12 +71,14 @@ func (e *PermissionError) Error() string {
 
 func (e *PermissionError) Unwrap() error { return e.Err }
 
-// Addr is the IPv4 address of a host, in a network of 24 bits.
-func Addr(host int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(host + 1)}) }
+// Addr is the IPv4 address of a host on a rail, which is a network of 24 bits.
+func Addr(rail, host int) netip.Addr {
+	return netip.AddrFrom4([4]byte{10, 0, byte(rail), byte(host + 1)})
+}
 
-// Addr6 is the IPv6 address of a host, in a network of 64 bits.
-func Addr6(host int) netip.Addr {
-	return netip.AddrFrom16([16]byte{0: 0xfd, 'w', 'e', 'f', 't', 15: byte(host + 1)})
+// Addr6 is the IPv6 address of a host on a rail, which is a network of 64 bits.
+func Addr6(rail, host int) netip.Addr {
+	return netip.AddrFrom16([16]byte{0: 0xfd, 'w', 'e', 'f', 't', 7: byte(rail), 15: byte(host + 1)})
 }
 
 // Ethernet over veth.
@@ -97,8 +116,8 @@ const (
 	memory = 10 * time.Millisecond
 )
 
-func (c Config) line() line {
-	l := line{rate: c.Rate / 8}
+func newLine(rate float64) line {
+	l := line{rate: rate / 8}
 	most := int(l.rate * grain.Seconds())
 	l.packet = min(max(2*frame, most), whole)
 	l.bucket = l.packet + most

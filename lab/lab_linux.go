@@ -16,7 +16,7 @@ import (
 type Lab struct {
 	Config
 	hosts   []netns.NsHandle
-	bridged netns.NsHandle // where the switch is: the machine's own namespace is not touched
+	bridged netns.NsHandle // where the switches are: the machine's own namespace is not touched
 }
 
 // New builds a lab. It needs CAP_SYS_ADMIN and CAP_NET_ADMIN; an error without them is
@@ -84,8 +84,25 @@ func (l *Lab) build() (err error) {
 		return err
 	}
 	defer at.Close()
+	for range l.Hosts {
+		ns, err := netns.New()
+		if err != nil {
+			return denied("making a network namespace", err)
+		}
+		l.hosts = append(l.hosts, ns)
+	}
+	for rail, rate := range l.rates() {
+		if err := l.join(at, rail, rate); err != nil {
+			return fmt.Errorf("rail %d: %w", rail, err)
+		}
+	}
+	return nil
+}
+
+// join makes the switch of a rail, and cables to all hosts.
+func (l *Lab) join(at *netlink.Handle, rail int, rate float64) error {
 	flood := false // a switch that learns who listens to which group takes its time
-	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "switch"}, MulticastSnooping: &flood}
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprint("switch", rail)}, MulticastSnooping: &flood}
 	if err := at.LinkAdd(bridge); err != nil {
 		return denied("making the switch", err)
 	}
@@ -93,33 +110,29 @@ func (l *Lab) build() (err error) {
 		return err
 	}
 	for host := range l.Hosts {
-		if err := l.plug(at, bridge, host); err != nil {
+		if err := l.plug(at, bridge, rail, host, rate); err != nil {
 			return fmt.Errorf("host %d: %w", host, err)
 		}
 	}
 	return nil
 }
 
-// plug makes a host, and a cable from it to the switch.
-func (l *Lab) plug(at *netlink.Handle, bridge *netlink.Bridge, host int) error {
-	ns, err := netns.New()
-	if err != nil {
-		return denied("making a network namespace", err)
-	}
-	l.hosts = append(l.hosts, ns)
+// plug makes a cable from a host to the switch of a rail.
+func (l *Lab) plug(at *netlink.Handle, bridge *netlink.Bridge, rail, host int, rate float64) error {
+	ns := l.hosts[host]
 	there, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
 		return err
 	}
 	defer there.Close()
 	port := &netlink.Veth{
-		LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprint("port", host), MTU: mtu, MasterIndex: bridge.Index},
-		PeerName:  Interface, PeerNamespace: netlink.NsFd(ns), PeerMTU: mtu,
+		LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("port%d-%d", rail, host), MTU: mtu, MasterIndex: bridge.Index},
+		PeerName:  Interface(rail), PeerNamespace: netlink.NsFd(ns), PeerMTU: mtu,
 	}
 	if err := at.LinkAdd(port); err != nil {
 		return fmt.Errorf("its cable to the switch: %w", err)
 	}
-	end, err := there.LinkByName(Interface)
+	end, err := there.LinkByName(Interface(rail))
 	if err != nil {
 		return err
 	}
@@ -127,15 +140,15 @@ func (l *Lab) plug(at *netlink.Handle, bridge *netlink.Bridge, host int) error {
 	if err != nil {
 		return err
 	}
-	for _, a := range []netip.Prefix{netip.PrefixFrom(Addr(host), 24), netip.PrefixFrom(Addr6(host), 64)} {
+	for _, a := range []netip.Prefix{netip.PrefixFrom(Addr(rail, host), 24), netip.PrefixFrom(Addr6(rail, host), 64)} {
 		ip := &net.IPNet{IP: a.Addr().AsSlice(), Mask: net.CIDRMask(a.Bits(), a.Addr().BitLen())}
 		// Nobody else has the address: it need not be asked for a second first.
 		if err := there.AddrAdd(end, &netlink.Addr{IPNet: ip, Flags: unix.IFA_F_NODAD}); err != nil {
 			return fmt.Errorf("address %v: %w", a, err)
 		}
 	}
-	if l.Rate > 0 {
-		if err := l.line().shape(there, end, at, port); err != nil {
+	if rate > 0 {
+		if err := newLine(rate).shape(there, end, at, port); err != nil {
 			return err
 		}
 	}

@@ -37,10 +37,10 @@ func build(t testing.TB, c Config) *Lab {
 }
 
 // connect makes a TCP connection from one host to another.
-func connect(t testing.TB, l *Lab, from, to int, addr func(int) netip.Addr) (a, b net.Conn) {
+func connect(t testing.TB, l *Lab, from, to int, addr func(rail, host int) netip.Addr, rail int) (a, b net.Conn) {
 	var listener net.Listener
 	err := l.Do(to, func() (err error) {
-		listener, err = net.Listen("tcp", netip.AddrPortFrom(addr(to), 0).String())
+		listener, err = net.Listen("tcp", netip.AddrPortFrom(addr(rail, to), 0).String())
 		return err
 	})
 	if err != nil {
@@ -66,17 +66,22 @@ func connect(t testing.TB, l *Lab, from, to int, addr func(int) netip.Addr) (a, 
 // Every host reaches every other by either kind of address, and sees nothing but its
 // own interfaces.
 func TestHosts(t *testing.T) {
-	l := build(t, Config{Hosts: 3, Rate: 10e9})
+	l := build(t, Config{Hosts: 3, Rates: []float64{10e9, 1e9}})
 	for from := range l.Hosts {
 		for to := range l.Hosts {
-			for _, addr := range []func(int) netip.Addr{Addr, Addr6} {
-				a, b := connect(t, l, from, to, addr)
-				if got := a.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap(); got != addr(to) {
-					t.Errorf("host %d has address %v, want %v", to, got, addr(to))
-				}
-				fmt.Fprintln(a, "hello")
-				if _, err := io.ReadFull(b, make([]byte, 6)); err != nil {
-					t.Errorf("from %d to %d: %v", from, to, err)
+			for _, addr := range []func(rail, host int) netip.Addr{Addr, Addr6} {
+				for rail := range l.Rates {
+					a, b := connect(t, l, from, to, addr, rail)
+					if got := a.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap(); got != addr(rail, to) {
+						t.Errorf("host %d has address %v, want %v", to, got, addr(rail, to))
+					}
+					if got := b.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap(); got != addr(rail, from) {
+						t.Errorf("host %d comes from address %v, want %v", from, got, addr(rail, from))
+					}
+					fmt.Fprintln(a, "hello")
+					if _, err := io.ReadFull(b, make([]byte, 6)); err != nil {
+						t.Errorf("from %d to %d: %v", from, to, err)
+					}
 				}
 			}
 		}
@@ -87,7 +92,7 @@ func TestHosts(t *testing.T) {
 				names = append(names, i.Name)
 			}
 			return err
-		}); err != nil || strings.Join(names, " ") != "lo "+Interface {
+		}); err != nil || strings.Join(names, " ") != "lo eth0 eth1" {
 			t.Errorf("host %d has interfaces %v (%v)", from, names, err)
 		}
 	}
@@ -101,7 +106,7 @@ func TestShape(t *testing.T) {
 		1e9:  {rate: 125e6, packet: 62500},
 		40e9: {rate: 5e9, packet: whole},
 	} {
-		l := build(t, Config{Hosts: 2, Rate: rate})
+		l := build(t, Config{Hosts: 2, Rates: []float64{rate}})
 		var queues []netlink.Qdisc
 		var packet int
 		for _, ns := range append(l.hosts, l.bridged) {
@@ -116,7 +121,7 @@ func TestShape(t *testing.T) {
 			}
 			queues = append(queues, all...)
 			if ns != l.bridged {
-				end, err := at.LinkByName(Interface)
+				end, err := at.LinkByName(Interface(0))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -149,8 +154,8 @@ func TestShape(t *testing.T) {
 // directions at once; how much less depends on how busy this machine is.
 func TestRate(t *testing.T) {
 	const rate, bytes = 100e6, 2 << 20
-	l := build(t, Config{Hosts: 2, Rate: rate})
-	a, b := connect(t, l, 0, 1, Addr)
+	l := build(t, Config{Hosts: 2, Rates: []float64{rate}})
+	a, b := connect(t, l, 0, 1, Addr, 0)
 	var all sync.WaitGroup
 	errs := make(chan error, 4)
 	start := time.Now()
@@ -201,7 +206,7 @@ func TestClose(t *testing.T) {
 }
 
 func TestRefused(t *testing.T) {
-	for _, c := range []Config{{}, {Hosts: -1}, {Hosts: MaxHosts + 1}, {Hosts: 2, Rate: -1}, {Hosts: 2, Rate: 1}, {Hosts: 2, Rate: 1e15}} {
+	for _, c := range []Config{{}, {Hosts: -1}, {Hosts: MaxHosts + 1}, {Hosts: 2, Rates: []float64{-1}}, {Hosts: 2, Rates: []float64{1e9, 1}}, {Hosts: 2, Rates: []float64{1e15}}, {Hosts: 2, Rates: make([]float64, MaxRails+1)}} {
 		if _, err := New(c); err == nil {
 			t.Errorf("%+v", c)
 		}

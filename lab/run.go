@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"weft/launch"
@@ -82,10 +83,14 @@ func Run(ctx context.Context, c RunConfig, command []string) (err error) {
 // launchers that are started on the hosts: those of one training, which has a port of
 // host 0 and the file of a secret.
 func (l *Lab) Environment(host, port int, secret string) []string {
+	var rails []string
+	for rail := range l.rates() {
+		rails = append(rails, Interface(rail))
+	}
 	return []string{
 		fmt.Sprint("RANK=", host), fmt.Sprint("WORLD_SIZE=", l.Hosts), "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1",
-		fmt.Sprint("MASTER_ADDR=", Addr(0)), fmt.Sprint("MASTER_PORT=", port),
+		fmt.Sprint("MASTER_ADDR=", Addr(0, 0)), fmt.Sprint("MASTER_PORT=", port),
 		fmt.Sprint("WEFT_NODES=", l.Hosts), fmt.Sprint("WEFT_NODE_RANK=", host), "WEFT_SECRET_FILE=" + secret,
-		"GLOO_SOCKET_IFNAME=" + Interface, "NCCL_SOCKET_IFNAME=" + Interface,
+		"GLOO_SOCKET_IFNAME=" + rails[0], "NCCL_SOCKET_IFNAME=" + rails[0], "WEFT_RAILS=" + strings.Join(rails, ","),
 	}
 }

@@ -63,6 +63,18 @@ func TestLab(t *testing.T) {
 	}
 }
 
+// A lab of two rails, with the rate of each, on which hosts meet by both interfaces; and
+// hosts that have different rails.
+func TestLabRails(t *testing.T) {
+	out, code := labs(t, "--rails", "2", "--rate", "1Gbit,500Mbit", "--", "sh", "-c", `echo $WEFT_RAILS by $GLOO_SOCKET_IFNAME; tail -n 1 /proc/net/dev | cut -d: -f1`)
+	want := strings.ReplaceAll("[N] eth0,eth1 by eth0\n[N]   eth1\n", "N", "0") + strings.ReplaceAll("[N] eth0,eth1 by eth0\n[N]   eth1\n", "N", "1")
+	sorted := strings.SplitAfter(want, "\n")
+	slices.Sort(sorted)
+	if want = strings.Join(sorted, ""); code != cli.OK || out != want {
+		t.Errorf("exit code %d:\n%s\nwant:\n%s", code, out, want)
+	}
+}
+
 func TestLabFails(t *testing.T) {
 	for want, command := range map[string]string{
 		"weft: host 1 ended: exit code 7\n":    "test $RANK = 1 && exit 7; exec sleep 1000",
@@ -75,7 +87,7 @@ func TestLabFails(t *testing.T) {
 }
 
 func TestLabUsage(t *testing.T) {
-	for _, args := range [][]string{{}, {"--hosts", "0", "--", "true"}, {"--hosts", "251", "--", "true"}, {"--rate", "1", "--", "true"}, {"--rate", "1bit", "--", "true"}} {
+	for _, args := range [][]string{{}, {"--hosts", "0", "--", "true"}, {"--hosts", "251", "--", "true"}, {"--rate", "1", "--", "true"}, {"--rate", "1bit", "--", "true"}, {"--rails", "0", "--", "true"}, {"--rails", "9", "--", "true"}, {"--rails", "3", "--rate", "1Gbit,2Gbit", "--", "true"}, {"--rate", "1Gbit,2Gbit", "--", "true"}} {
 		var out bytes.Buffer
 		if code := run(t.Context(), &cli.Console{Out: &out, Err: &out}, append([]string{"lab"}, args...)); code != cli.BadUsage || strings.Count(out.String(), "\n") != 2 {
 			t.Errorf("%v: exit code %d:\n%s", args, code, out.String())

@@ -78,6 +78,7 @@ type training struct {
 	workers, nodes, node *int
 	master               *string
 	timeout              *time.Duration
+	rails                *string
 }
 
 func newTraining(cmd *cobra.Command) *training {
@@ -89,6 +90,7 @@ func newTraining(cmd *cobra.Command) *training {
 		node:    f.Int("node-rank", 0, "the number of this one, from 0 (else WEFT_NODE_RANK)"),
 		master:  f.String("master", "", "HOST:PORT of node 0, where workers gather; agents meet at the\nnext port, or at WEFT_PORT (else MASTER_ADDR and MASTER_PORT)"),
 		timeout: f.Duration("timeout", host.Timeout, "how long workers may wait for another one; 0 for ever"),
+		rails:   f.String("rails", "", "interfaces that join the hosts, one for each rail, as eth0,eth1;\nor auto (else WEFT_RAILS)"),
 	}
 }
 
@@ -106,9 +108,28 @@ func (t *training) config(cmd *cobra.Command, c *cli.Console) (host.Config, erro
 	if *t.timeout < 0 {
 		return o, cli.Usagef("--timeout %v is negative", *t.timeout)
 	}
+	if *t.rails != "" {
+		if _, err := host.ParseRails(*t.rails); err != nil {
+			return o, cli.Usagef("--rails: %w", err)
+		}
+		if *t.nodes == 1 {
+			return o, cli.Usagef("--rails has no effect on one host: give --nodes too")
+		}
+		o.Getenv = with("WEFT_RAILS", *t.rails)
+	}
 	var err error
 	o.Place, err = place(*t.workers, *t.nodes, *t.node, *t.master)
 	return o, err
+}
+
+// with is the environment, but for one variable.
+func with(name, value string) func(string) string {
+	return func(s string) string {
+		if s == name {
+			return value
+		}
+		return os.Getenv(s)
+	}
 }
 
 // passed passes the exit code of what weft has run on.

@@ -102,7 +102,7 @@ func (o options) start(ctx context.Context, s setting, world int) (t *theatre, e
 		return t, err
 	}
 	if s.apart {
-		if t.lab, err = lab.New(lab.Config{Hosts: world, Rate: s.rate}); err != nil {
+		if t.lab, err = lab.New(lab.Config{Hosts: world, Rates: []float64{s.rate}}); err != nil {
 			return t, err
 		}
 	}
@@ -203,14 +203,14 @@ func (t *theatre) mpirun(ctx context.Context) error {
 	}
 	// Somebody on each host whose namespace its daemon can enter.
 	if err := t.launch(t.world, func(host int) ([]string, error) {
-		return []string{fmt.Sprint("PIDFILE=", t.path("pid."), lab.Addr(host))}, t.lab.Enter(host)
+		return []string{fmt.Sprint("PIDFILE=", t.path("pid."), lab.Addr(0, host))}, t.lab.Enter(host)
 	}, nil, "sh", "-c", `echo $$ > "$PIDFILE.new" && mv "$PIDFILE.new" "$PIDFILE"
 		while test -e "$PIDFILE"; do sleep 1; done`); err != nil {
 		return err
 	}
 	var hosts []string
 	for host := range t.world {
-		hosts = append(hosts, lab.Addr(host).String())
+		hosts = append(hosts, lab.Addr(0, host).String())
 		for until := time.Now().Add(startTime); ; time.Sleep(time.Millisecond) {
 			if _, err := os.Stat(t.path("pid." + hosts[host])); err == nil {
 				break
@@ -222,7 +222,7 @@ func (t *theatre) mpirun(ctx context.Context) error {
 	}
 	return t.launch(1, func(int) ([]string, error) { return nil, t.lab.Enter(0) }, nil, append(command,
 		"--host", strings.Join(hosts, ","), "--mca", "plm_rsh_agent", t.path("enter"), "--mca", "btl", "tcp,self",
-		"--mca", "btl_tcp_if_include", lab.Interface, "--mca", "oob_tcp_if_include", lab.Interface, program)...)
+		"--mca", "btl_tcp_if_include", lab.Interface(0), "--mca", "oob_tcp_if_include", lab.Interface(0), program)...)
 }
 
 // gather waits until all processes have come.
@@ -359,7 +359,7 @@ func (t *theatre) close() error {
 		}
 	}
 	for host := range t.world { // those who wait there end
-		os.Remove(t.path("pid." + lab.Addr(host).String()))
+		os.Remove(t.path("pid." + lab.Addr(0, host).String()))
 	}
 	for _, g := range t.groups {
 		g.Stop()
