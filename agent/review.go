@@ -26,8 +26,10 @@ type Review struct {
 type Decided struct {
 	protocol.Decision
 	// Schedule is what is executed from the next hello on, where Change says that there is
-	// to be one, and Review is counted from it; nil: plain buckets.
+	// to be one, and Review is counted from it; nil: plain buckets. Profile is as in
+	// [Review].
 	Schedule *Schedule
+	Profile  int
 }
 
 // told is how host 0 tells the others what is decided.
@@ -35,11 +37,12 @@ type told struct {
 	Decision protocol.Decision `json:"decision"`
 	Plan     string            `json:"plan,omitzero"` // as in a file
 	Limits   plan.Limits       `json:"limits,omitzero"`
+	Profile  int               `json:"profile,omitzero"`
 }
 
 // encode refuses a plan that the others would.
 func (d *Decided) encode() ([]byte, error) {
-	t := told{Decision: d.Decision}
+	t := told{Decision: d.Decision, Profile: d.Profile}
 	if s := d.Schedule; s != nil {
 		if err := s.Check(); err != nil {
 			return nil, err
@@ -58,7 +61,7 @@ func (d *Decided) decode(b []byte) error {
 	if err := protocol.Decode(b, &t); err != nil {
 		return err
 	}
-	*d = Decided{Decision: t.Decision}
+	*d = Decided{Decision: t.Decision, Profile: t.Profile}
 	if t.Plan == "" {
 		return nil
 	}
@@ -91,16 +94,16 @@ type measured struct {
 }
 
 // begin announces a review to the workers of a layout.
-func (r *Review) begin(l *layout, after int) *measured {
+func (r *Review) begin(l *layout, after, profiled int) *measured {
 	if r == nil || after == 0 || len(l.job.Tensors) == 0 {
 		return nil
 	}
-	l.welcome.Review, l.welcome.Profile = after, r.Profile
-	m := &measured{first: after - 1 - r.Profile, last: after - 1}
+	l.welcome.Review, l.welcome.Profile = after, profiled
+	m := &measured{first: after - 1 - profiled, last: after - 1}
 	for b := range l.plan.Buckets {
 		m.bytes = append(m.bytes, l.plan.Buckets[b].Bytes(l.job))
 	}
-	m.Passes = make([]profile.Pass, max(r.Profile, 0))
+	m.Passes = make([]profile.Pass, profiled)
 	return m
 }
 
@@ -185,7 +188,7 @@ func (a *Agent) review(c *call, reports []profile.Report) {
 		return err
 	}, func() {
 		if d.Change {
-			a.Schedule, a.after = d.Schedule, d.Review
+			a.Schedule, a.after, a.profiled = d.Schedule, d.Review, d.Profile
 		}
 		answer, err := protocol.Message{Kind: protocol.KindReturned, Index: c.index}.With(d.Decision)
 		if err != nil {

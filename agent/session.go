@@ -43,7 +43,7 @@ func (a *Agent) newSession(l *layout) (*session, error) {
 		return nil, err
 	}
 	l.welcome.Ops = e.Ops()
-	m := a.Review.begin(l, a.after)
+	m := a.Review.begin(l, a.after, a.profiled)
 	for b := range l.plan.Buckets {
 		if g := e.Generations(b); len(g) < len(l.plan.Generations) {
 			l.welcome.Buckets[b].Generations = g

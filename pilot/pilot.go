@@ -38,6 +38,8 @@ type Decision struct {
 	Make bool
 	// Planned: run the plan; otherwise plain buckets.
 	Planned bool
+	// Profile: measure as at first, op by op.
+	Profile bool
 	// Next is after how many iterations to come again.
 	Next int
 	// Why tells the user what was found; empty: nothing new.
@@ -146,7 +148,7 @@ func (p *Pilot) look(time float64) Decision {
 	switch {
 	case drifted && p.drifted:
 		p.state, p.planned, p.rest = profiling, false, p.Rest
-		return Decision{Next: p.First(), Why: fmt.Sprintf("an iteration takes %.1f ms, and took %.1f ms: measuring again", time/1e3, p.expected/1e3)}
+		return Decision{Profile: true, Next: p.First(), Why: fmt.Sprintf("an iteration takes %.1f ms, and took %.1f ms: measuring again", time/1e3, p.expected/1e3)}
 	case drifted:
 		p.drifted = true
 		return Decision{Planned: p.planned, Next: p.Window}

@@ -54,6 +54,21 @@ type Buffers struct {
 	Time  float64 `json:"time"`
 }
 
+// Slowest are the times of the iterations since the reports before these: of each, that
+// of the rank that took longest.
+func Slowest(reports []Report) []float64 {
+	var out []float64
+	for rank := range reports {
+		for i, t := range reports[rank].Times {
+			if i == len(out) {
+				out = append(out, t)
+			}
+			out[i] = max(out[i], t)
+		}
+	}
+	return out
+}
+
 // ErrTooShort is why there is no job of a training that no rank has measured an
 // iteration of.
 var ErrTooShort = errors.New("no iteration was measured")

@@ -14,14 +14,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"weft/agent"
+	"weft/agent/choice"
 	"weft/agent/host"
 	"weft/cluster"
 	"weft/internal/cli"
 	"weft/internal/view"
 	"weft/job"
-	"weft/plan"
 	"weft/profile"
-	"weft/sim"
 )
 
 const (
@@ -111,28 +110,10 @@ func takeProfile(ctx context.Context, c *cli.Console, name, out, on string, r ag
 	x.Cluster, x.Transfers, err = profile.Cluster(r.Hosts)
 	if err == nil {
 		files = append(files, output{on, func(w io.Writer) error { return cluster.Write(w, x.Cluster) }})
-		x.Predicted, err = predict(ctx, x.Job, x.Cluster, r.Plan)
+		x.Predicted, err = choice.Predict(ctx, x.Job, x.Cluster, r.Plan)
 	}
 	if err != nil {
 		x.Notes = append(x.Notes, fmt.Sprintf("nothing can be said of communication: %v", err))
 	}
 	return view.Profile(x), writeFiles(ctx, c, files)
-}
-
-// predict simulates the plan that was executed, whose job had neither times nor
-// collectives, microseconds an iteration.
-func predict(ctx context.Context, j *job.Job, c *cluster.Cluster, executed *plan.Plan) (float64, error) {
-	p := plan.New(j, executed.Policy, c.Links[0].Name)
-	p.Programs[0].Window = executed.Programs[0].Window
-	for _, b := range executed.Buckets {
-		p.AllReduce(0, b)
-	}
-	if err := p.AddCollectives(j); err != nil {
-		return 0, err
-	}
-	r, err := sim.RunLegal(ctx, j, c, p, plan.Limits{}, sim.Options{})
-	if err != nil {
-		return 0, err
-	}
-	return r.Time, nil
 }

@@ -43,13 +43,16 @@ a secret that is the same on all of them.
 With --plan FILE the gradients travel as that plan says, and updates are applied when
 it says; it is refused if it is not for the model, breaks a rule, or delays more than
 --max-delay allows. With --policy NAME the plan is made here, of a --job of this
-model on a --cluster or --link. All hosts must be given the same.
+model on a --cluster or --link; without --job, of what the training itself measures,
+and it runs in turns with plain buckets until it is known which is faster. All hosts
+must be given the same.
 
 The first worker that fails ends all, and its exit code (128 + signal, if it was
 a signal) is that of weft run.`,
 		Example: `  weft run -n 2 -- python3 train.py
   weft run -n 2 --nodes 4 --node-rank 1 --master 10.0.0.1:29500 -- python3 train.py
   weft run -n 4 --plan plan.json -- python3 train.py
+  weft run -n 4 --policy auto -- python3 train.py
   weft run -n 4 --policy deft --max-delay 1 --job job.json --link 10Gbit,25us -- python3 train.py`,
 		Args: want(1, 0, "a COMMAND"),
 	}
@@ -65,6 +68,9 @@ a signal) is that of weft run.`,
 			return err
 		}
 		if o.Schedule, err = given.schedule(cmd.Context(), c, o.Place); err != nil {
+			return err
+		}
+		if o.Review, err = given.review(func(text string) { fmt.Fprintln(c.Err, "weft:", text) }); err != nil {
 			return err
 		}
 		orderly.Store(true)

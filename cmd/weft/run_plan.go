@@ -11,9 +11,12 @@ import (
 	"github.com/spf13/pflag"
 
 	"weft/agent"
+	"weft/agent/choice"
 	"weft/internal/cli"
 	"weft/launch"
+	"weft/pilot"
 	"weft/plan"
+	"weft/policy/all"
 )
 
 // planned are the flags of weft run that give it a plan: a file, or how to make one of a
@@ -71,7 +74,12 @@ func (x *planned) check(p launch.Place) error {
 	case x.making.Policy == "":
 		return cmp.Or(noneOf(x.building, "is for --policy: give its name"), noneOf(x.limits, "is about a plan: give --plan FILE or --policy NAME"))
 	case x.job == "":
-		return cli.Usagef("--policy makes a plan of a job: give --job FILE")
+		for _, name := range []string{"cluster", "link", "links", "overlap"} {
+			if x.building.Changed(name) {
+				return cli.Usagef("--%s is about a job that was measured before: give --job FILE", name)
+			}
+		}
+		return x.making.LimitFlags.Check()
 	}
 	if !x.network.Changed("cluster") {
 		// On one host the link is between its workers; on several, between hosts.
@@ -88,6 +96,22 @@ func (x *planned) check(p launch.Place) error {
 	return cmp.Or(x.inputs.Check(x.network), x.making.Check(x.building, &x.inputs))
 }
 
+// review has the training choose by itself, if a policy is given and no job to make a plan
+// of; nil: it need not.
+func (x *planned) review(warn func(string)) (*agent.Review, error) {
+	if x.making.Policy == "" || x.job != "" {
+		return nil, nil
+	}
+	policy, err := all.Lookup(x.making.Policy)
+	if err != nil {
+		return nil, err
+	}
+	o := x.making.Options
+	o.Limits = x.making.Limits(x.limits, 0)
+	c := &choice.Choice{Policy: policy, Options: o, Tell: warn}
+	return c.Review(pilot.Default), nil
+}
+
 // schedule is the plan that the flags give to a training, checked; nil: none.
 func (x *planned) schedule(ctx context.Context, c *cli.Console, p launch.Place) (*agent.Schedule, error) {
 	switch {
@@ -101,7 +125,7 @@ func (x *planned) schedule(ctx context.Context, c *cli.Console, p launch.Place) 
 			return nil, fmt.Errorf("%s: %w", x.file, err)
 		}
 		return s, nil
-	case x.making.Policy == "":
+	case x.making.Policy == "" || x.job == "":
 		return nil, nil
 	}
 	j, err := x.inputs.Job(ctx, c, x.job)

@@ -42,7 +42,12 @@ class Reducer:
     """
 
     def __init__(
-        self, client: Client, model: torch.nn.Module, optimizer: torch.optim.Optimizer, separable: Optional[bool] = None
+        self,
+        client: Client,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        separable: Optional[bool],
+        switch: Callable[[], None],
     ) -> None:
         self._client = client
         self.watch = Watch(client)
@@ -52,6 +57,7 @@ class Reducer:
         self.parameters = self._places.trained()
         if not self.parameters:
             raise ValueError("wrap: no parameter of the model requires a gradient")
+        self._switch = switch  # called between two iterations, none of whose averages is outstanding: restart follows
         self.barrier = barrier(model, self.parameters, optimizer, separable)  # why no update may cross the barrier, or None
         self.ended: Optional[str] = None  # why these gradients are no longer averaged
         self.paused = False  # within no_sync
@@ -98,6 +104,13 @@ class Reducer:
             self._of_step: Any = Updates(self._optimizer, self._step, self._averages.finish)
         else:
             self._of_step = StepHook(self._optimizer, self._before_step, self._end_iteration)
+
+    def restart(self, layout: Layout, calls: Calls, device: Device) -> None:
+        """Goes on with other places and, at its iteration 0, another plan."""
+        self.remove()
+        self.watch = Watch(self._client)
+        self._ended = 0
+        self.start(layout, calls, device)
 
     def finish(self) -> None:
         """Waits for all averages that are on their way, and applies the updates that wait for them."""
@@ -275,7 +288,10 @@ class Reducer:
         self.watch.ended(self._buckets.iteration)
         if self._buckets.iteration == self._review:
             self.finish()
-            self._review = self._client.review(self.watch.report())["review"]
+            decision = self._client.review(self.watch.report())
+            self._review = decision["review"]
+            if decision["change"]:
+                self._switch()
         return bool(trained)
 
     @torch.no_grad()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Mapping, Optional
+from typing import Mapping, Optional, Tuple
 
 import torch
 
 from ._agent import Agent
 from ._calls import Calls
-from ._client import Client
+from ._client import Client, Layout
 from ._device import Device, device_at, place_of
 from ._graph_job import take_order
 from ._launchers import worker
@@ -50,7 +50,24 @@ class Session:
         """Makes model the one whose gradients are averaged, with the parameters and buffers of rank 0."""
         if self.reducer is not None:
             self.reducer.finish()
-        reducer = Reducer(self.client, model, optimizer, separable)
+        reducer = Reducer(self.client, model, optimizer, separable, lambda: self._switch(bucket_bytes, first_bucket_bytes))
+        layout, calls, device = self._hello(reducer, bucket_bytes, first_bucket_bytes)
+        calls.broadcast([*model.parameters(), *model.buffers()], root=0)
+        if self.reducer is not None:
+            self.reducer.end(reducer)
+        self.reducer = reducer
+        reducer.start(layout, calls, device)
+        take_order(layout.order, layout.order_of)
+
+    def _switch(self, bucket_bytes: int, first_bucket_bytes: int) -> None:
+        """Goes on with another plan, which the agent has decided on."""
+        assert self.reducer is not None
+        self.client.call(kind="flush")
+        layout, calls, device = self._hello(self.reducer, bucket_bytes, first_bucket_bytes)
+        self.reducer.restart(layout, calls, device)
+        take_order(layout.order, layout.order_of)
+
+    def _hello(self, reducer: Reducer, bucket_bytes: int, first_bucket_bytes: int) -> Tuple[Layout, Calls, Device]:
         place = place_of(reducer.parameters)
         mode = "per-tensor" if reducer.barrier is None else "global"
         tensors = reducer.tensors()
@@ -59,12 +76,7 @@ class Session:
         self._calls = Calls(self.client, layout, device)
         self._device.close()
         self._device = device
-        self._calls.broadcast([*model.parameters(), *model.buffers()], root=0)
-        if self.reducer is not None:
-            self.reducer.end(reducer)
-        self.reducer = reducer
-        reducer.start(layout, self._calls, device)
-        take_order(layout.order, layout.order_of)
+        return layout, self._calls, device
 
     def close(self) -> None:
         """Leaves the training in order, and the model as it was."""
