@@ -215,30 +215,33 @@ func (m *measurement) longest(times []time.Duration) error {
 
 // decide makes all hosts do what host 0 wants.
 func (m *measurement) decide(n int, last bool) (int, bool, error) {
-	m.op++
-	tag := transport.Tag{Channel: advice, Op: m.op}
-	b := make([]byte, 8)
-	if m.e.Rank() > 0 {
-		if err := m.e.Recv(m.ctx, 0, tag, b); err != nil {
-			return 0, false, err
-		}
-		v := binary.LittleEndian.Uint64(b)
-		if n = int(v >> 1); n < few || n > many {
-			return 0, false, fmt.Errorf("host 0 wants %d iterations", n)
-		}
-		return n, v&1 == 1, nil
-	}
 	v := uint64(n) << 1
 	if last {
 		v |= 1
 	}
+	v, err := m.tell(v)
+	if n = int(v >> 1); err == nil && (n < few || n > many) {
+		err = fmt.Errorf("host 0 wants %d iterations", n)
+	}
+	return n, v&1 == 1, err
+}
+
+// tell returns, on all hosts, what host 0 says.
+func (m *measurement) tell(v uint64) (uint64, error) {
+	m.op++
+	tag := transport.Tag{Channel: advice, Op: m.op}
+	b := make([]byte, 8)
+	if m.e.Rank() > 0 {
+		err := m.e.Recv(m.ctx, 0, tag, b)
+		return binary.LittleEndian.Uint64(b), err
+	}
 	binary.LittleEndian.PutUint64(b, v)
 	for h := 1; h < m.e.World(); h++ {
 		if err := m.e.Send(m.ctx, h, tag, b); err != nil {
-			return 0, false, err
+			return 0, err
 		}
 	}
-	return n, last, nil
+	return v, nil
 }
 
 // Fit is the latency and bandwidth that explain the times of messages, and how well: errors are the explained time over the measured one, less 1.
@@ -288,20 +291,4 @@ func rising(points []cluster.Point) []cluster.Point {
 		}
 	}
 	return out
-}
-
-// Cluster is what was measured as a cluster; with table, with the times of rings.
-func (m *Measured) Cluster(l collective.Layout, name string, f *Fit, table bool) (*cluster.Cluster, error) {
-	for _, n := range l {
-		if n != l[0] {
-			return nil, fmt.Errorf("hosts have %v workers: a cluster has as many on each", l)
-		}
-	}
-	link := f.Link
-	link.Name = name
-	if table {
-		link.Curve = rising(m.Rings)
-	}
-	c := cluster.Uniform(len(l), l[0], link)
-	return c, c.Validate()
 }

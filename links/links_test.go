@@ -3,10 +3,12 @@ package links
 import (
 	"bytes"
 	"math"
+	"strings"
 	"testing"
 
 	"weft/cluster"
 	"weft/collective"
+	"weft/transport"
 )
 
 // 50 us and 125 bytes a us (1 Gbit/s): a message of 125000 bytes takes 1050 us. At 4
@@ -91,7 +93,7 @@ func TestLoopback(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := m.Cluster(collective.Layout{1, 1, 1}, "lo", f, true)
+	c, err := Cluster(collective.Layout{1, 1, 1}, []Rail{{"lo", m, f}}, nil, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +105,93 @@ func TestLoopback(t *testing.T) {
 	if err != nil || back.World() != 3 || len(back.Links[0].Curve) != 12 {
 		t.Error(back, err)
 	}
-	if _, err := m.Cluster(collective.Layout{1, 2}, "lo", f, false); err == nil {
+	if _, err := Cluster(collective.Layout{1, 2}, []Rail{{"lo", m, f}}, nil, false); err == nil {
 		t.Error("hosts with different numbers of workers pass")
+	}
+}
+
+// Two rails of 10 and 5 bytes a us that move 1000 and 500 bytes take 100 us each. On one
+// medium of 10 bytes a us both take 150: from 125 on they share one.
+func TestSharesMedium(t *testing.T) {
+	for together, want := range map[float64]bool{100: false, 124: false, 126: true, 150: true} {
+		p := Pair{Alone: 100, Together: together, Shared: 150}
+		if p.SharesMedium() != want {
+			t.Errorf("%v: %v", together, !want)
+		}
+	}
+	if p := (Pair{Alone: 100, Together: 300, Shared: 105}); p.SharesMedium() {
+		t.Error("of two of which one is slow, noise tells")
+	}
+}
+
+// Of five rails 0 and 2 share a medium, 1 and 3 another, and the last finds 2 and 3 on one.
+func TestMedia(t *testing.T) {
+	var rails []Rail
+	for i := range 5 {
+		rails = append(rails, Rail{Name: transport.RailName(i), Times: &Measured{}, Fit: &Fit{Link: cluster.Link{Bandwidth: 1e9}}})
+	}
+	shares := func(pairs ...[2]int) []Pair {
+		var out []Pair
+		for _, p := range pairs {
+			out = append(out, Pair{p, 1, 2, 2})
+		}
+		return append(out, Pair{[2]int{0, 1}, 1, 1, 2})
+	}
+	for _, x := range []struct {
+		pairs []Pair
+		want  string
+	}{
+		{nil, ",,,,"},
+		{shares([2]int{0, 2}, [2]int{1, 3}), "net,rail1,net,rail1,"},
+		{shares([2]int{0, 2}, [2]int{1, 3}, [2]int{2, 4}, [2]int{3, 4}), "rail1,rail1,rail1,rail1,rail1"},
+	} {
+		c, err := Cluster(collective.Layout{1, 1}, rails, x.pairs, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, l := range c.Links {
+			got = append(got, l.Medium)
+		}
+		if s := strings.Join(got, ","); s != x.want {
+			t.Errorf("media %s, want %s", s, x.want)
+		}
+	}
+}
+
+// Three rails: all hosts measure every two, host 0 knows.
+func TestPairs(t *testing.T) {
+	const hosts = 2
+	rails := make([][]transport.Endpoint, hosts)
+	for range 3 {
+		m := transport.NewMemory(hosts, transport.MemoryOptions{})
+		for h := range hosts {
+			rails[h] = append(rails[h], m.Endpoint(h))
+		}
+	}
+	measured := &Measured{Rings: []cluster.Point{{Kind: cluster.AllReduce, Bytes: 4096, Time: 1e5}, {Kind: cluster.AllReduce, Bytes: 16384, Time: 2e5}}}
+	var out []Pair
+	Together(hosts, func(h int) {
+		var m []*Measured
+		if h == 0 {
+			m = []*Measured{measured, measured, measured}
+		}
+		got, err := MeasurePairs(t.Context(), rails[h], m)
+		if err != nil {
+			t.Error(err)
+		}
+		if h == 0 {
+			out = got
+		} else if got != nil {
+			t.Error("host", h, "has", got)
+		}
+	})
+	if len(out) != 3 {
+		t.Fatal(out)
+	}
+	for i, want := range [][2]int{{0, 1}, {0, 2}, {1, 2}} {
+		if p := out[i]; p.Rails != want || !(p.Alone > 0 && p.Together > 0 && p.Shared > 0) {
+			t.Errorf("%+v", p)
+		}
 	}
 }

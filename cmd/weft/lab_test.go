@@ -63,14 +63,33 @@ func TestLab(t *testing.T) {
 	}
 }
 
-// A lab of two rails, with the rate of each, on which hosts meet by both interfaces; and
-// hosts that have different rails.
+// A lab of two rails, with the rate of each.
 func TestLabRails(t *testing.T) {
 	out, code := labs(t, "--rails", "2", "--rate", "1Gbit,500Mbit", "--", "sh", "-c", `echo $WEFT_RAILS by $GLOO_SOCKET_IFNAME; tail -n 1 /proc/net/dev | cut -d: -f1`)
 	want := strings.ReplaceAll("[N] eth0,eth1 by eth0\n[N]   eth1\n", "N", "0") + strings.ReplaceAll("[N] eth0,eth1 by eth0\n[N]   eth1\n", "N", "1")
 	sorted := strings.SplitAfter(want, "\n")
 	slices.Sort(sorted)
 	if want = strings.Join(sorted, ""); code != cli.OK || out != want {
+		t.Errorf("exit code %d:\n%s\nwant:\n%s", code, out, want)
+	}
+}
+
+// Hosts in a lab of two rails meet over both, unless they are told of different ones.
+func TestLabMeet(t *testing.T) {
+	t.Setenv(asProgram, "1")
+	t.Setenv("WEFT", os.Args[0])
+	t.Setenv("SHARED", t.TempDir())
+	// 10.0.1.1 to 10.0.1.2, or the other way round, as the kernel writes them.
+	out, code := labs(t, "--rails", "2", "--", "sh", "-c", `exec $WEFT run -- sh -c '
+		until grep -q "0[12]01000A:.* 0[12]01000A:.* 01 " /proc/net/tcp; do sleep 0.02; done
+		touch $SHARED/$WEFT_NODE_RANK
+		until test -e $SHARED/0 -a -e $SHARED/1; do sleep 0.02; done
+		echo met'`)
+	if want := "[0] [0] met\n[1] [1] met\n"; code != cli.OK || out != want {
+		t.Errorf("exit code %d:\n%s\nwant:\n%s", code, out, want)
+	}
+	out, code = labs(t, "--rails", "2", "--", "sh", "-c", `test $RANK = 1 && export WEFT_RAILS=eth1; exec $WEFT run -- sleep 1000`)
+	if want := "rank 0 has 2 rails, rank 1 one rail: give all hosts as many (--rails, WEFT_RAILS)"; code == cli.OK || !strings.Contains(out, want) {
 		t.Errorf("exit code %d:\n%s\nwant:\n%s", code, out, want)
 	}
 }

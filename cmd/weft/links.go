@@ -16,6 +16,7 @@ import (
 	"weft/internal/view"
 	"weft/launch"
 	"weft/links"
+	"weft/transport"
 )
 
 func newLinks(c *cli.Console) *cobra.Command {
@@ -38,9 +39,11 @@ func newLinksTest(c *cli.Console) *cobra.Command {
 		Long: `Measures how long messages and collectives of the live engine take by size between the
 hosts of the environment, as weft lab, weft run, torchrun and others tell it: start it on
 every host. Rank 0 prints the latency and bandwidth that explain messages best, how
-far off they are, and with -o writes them as a cluster file. With -n N it measures
+far off they are, and with -o writes them as a cluster file. Of several rails (WEFT_RAILS) it
+measures each, and every two at once: those that share a medium say so in the file. With -n N it measures
 N hosts that are all in this process, over loopback.`,
 		Example: `  weft lab --hosts 2 --rate 1Gbit -- weft links test -o cluster.yaml
+  weft lab --hosts 2 --rails 2 --rate 1Gbit,500Mbit -- weft links test -o cluster.yaml
   weft links test -n 2
   weft compare trace.json.gz --cluster cluster.yaml`,
 		Args: cobra.NoArgs,
@@ -67,15 +70,25 @@ N hosts that are all in this process, over loopback.`,
 		if *n > 0 {
 			measure = loopback(*n)
 		}
-		m, layout, err := measure(ctx, c)
+		m, pairs, layout, err := measure(ctx, c)
 		if err != nil || m == nil {
 			return err
 		}
-		f, err := m.Fit(len(layout))
-		if err != nil {
-			return err
+		var rails []links.Rail
+		for r := range m {
+			f, err := m[r].Fit(len(layout))
+			if err != nil {
+				return err
+			}
+			rails = append(rails, links.Rail{Name: transport.RailName(r), Times: m[r], Fit: f})
 		}
-		on, err := m.Cluster(layout, *name, f, *table)
+		if cmd.Flags().Changed("name") {
+			if len(rails) > 1 {
+				return cli.Usagef("--name: agents know each of several rails by its name")
+			}
+			rails[0].Name = *name
+		}
+		on, err := links.Cluster(layout, rails, pairs, *table)
 		if err != nil {
 			return err
 		}
@@ -85,39 +98,47 @@ N hosts that are all in this process, over loopback.`,
 				return err
 			}
 		}
-		return c.Print(view.Links(on, m, f), *asJSON)
+		return c.Print(view.Links(on, rails, pairs), *asJSON)
 	}
 	return cmd
 }
 
 // among measures between the hosts of the environment. Where this process is not the
 // first of all, there is nothing.
-func among(ctx context.Context, c *cli.Console) (m *links.Measured, layout collective.Layout, err error) {
+func among(ctx context.Context, c *cli.Console) (m []*links.Measured, pairs []links.Pair, layout collective.Layout, err error) {
 	if os.Getenv("WORLD_SIZE") == "" {
-		return nil, nil, cli.Usagef("nothing in the environment tells of hosts (WORLD_SIZE): start this under weft lab or weft run, or give -n 2")
+		return nil, nil, nil, cli.Usagef("nothing in the environment tells of hosts (WORLD_SIZE): start this under weft lab or weft run, or give -n 2")
 	}
 	if local := os.Getenv("LOCAL_RANK"); local != "" && local != "0" {
-		return nil, nil, nil // the first worker of a host speaks for it
+		return nil, nil, nil, nil // the first worker of a host speaks for it
 	}
 	place, err := launch.ReadPlace(os.Getenv)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	if place.Alone() {
-		return nil, nil, cli.Usagef("all workers are on this host, which no link joins: -n 2 measures loopback")
+		return nil, nil, nil, cli.Usagef("all workers are on this host, which no link joins: -n 2 measures loopback")
 	}
 	h := host.Config{Place: place, Weft: version, Timeout: host.Timeout, Getenv: besideAgents(place), Out: c.Out, Err: c.Err}
 	rails, layout, err := h.Meet(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	defer links.Close(rails)
-	e := rails[0]
+	m = make([]*links.Measured, len(rails))
 	err = c.Track("measuring", func(done func(done, total int)) error {
-		m, err = links.Measure(ctx, e, done)
+		for r, e := range rails {
+			if m[r], err = links.Measure(ctx, e, func(d, total int) { done(r*total+d, len(rails)*total) }); err != nil {
+				return err
+			}
+		}
+		pairs, err = links.MeasurePairs(ctx, rails, m)
 		return err
 	})
-	return m, layout, err
+	if m[0] == nil {
+		return nil, nil, nil, err
+	}
+	return m, pairs, layout, err
 }
 
 // besideAgents is the environment, with another port to meet at where the agents of
@@ -137,11 +158,11 @@ func besideAgents(p launch.Place) func(string) string {
 }
 
 // loopback measures between hosts that are all in this process.
-func loopback(n int) func(context.Context, *cli.Console) (*links.Measured, collective.Layout, error) {
-	return func(ctx context.Context, c *cli.Console) (m *links.Measured, layout collective.Layout, err error) {
+func loopback(n int) func(context.Context, *cli.Console) ([]*links.Measured, []links.Pair, collective.Layout, error) {
+	return func(ctx context.Context, c *cli.Console) (m []*links.Measured, pairs []links.Pair, layout collective.Layout, err error) {
 		es, err := links.Loopback(ctx, n)
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 		defer links.Close(es)
 		errs := make([]error, n)
@@ -151,13 +172,14 @@ func loopback(n int) func(context.Context, *cli.Console) (*links.Measured, colle
 					_, errs[rank] = links.Measure(ctx, es[rank], nil)
 					return
 				}
-				m, errs[0] = links.Measure(ctx, es[0], done)
+				m = make([]*links.Measured, 1)
+				m[0], errs[0] = links.Measure(ctx, es[0], done)
 			})
 			return cmp.Or(errs...)
 		})
 		for range n {
 			layout = append(layout, 1)
 		}
-		return m, layout, err
+		return m, nil, layout, err
 	}
 }
