@@ -1,0 +1,130 @@
+package choice
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"weft/agent"
+	"weft/cluster"
+	"weft/job"
+	"weft/pilot"
+	"weft/policy"
+	"weft/policy/dear"
+	"weft/policy/fusion"
+	"weft/profile"
+)
+
+// layers is a job of three layers on a slow link: plain buckets in one bucket wait for
+// all of it, and DeAR hides half of that behind the forward pass.
+func layers() *job.Job {
+	j := job.Chain("layers", []float64{1000, 1000, 1000}, []float64{2000, 2000, 2000}, []int64{100_000, 100_000, 100_000})
+	j.Lanes[0].Kind = job.Host
+	return j
+}
+
+// reviewed is what hosts know of plain buckets of it, on two hosts that a link of so
+// many bits a second joins.
+func reviewed(t *testing.T, bandwidth float64, times []float64) agent.Reviewed {
+	t.Helper()
+	j := layers()
+	c := cluster.Uniform(2, 1, cluster.Link{Name: "net", Latency: 50, Bandwidth: bandwidth})
+	p, err := fusion.DDP.Build(context.Background(), j, c, policy.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r profile.Report
+	r.Iterations, r.Kept, r.Iteration, r.Times = 4, 4, 9000, times
+	for _, o := range j.Ops {
+		r.Ops = append(r.Ops, profile.Op{Name: o.Name, Phase: o.Phase.String(), Time: o.Time})
+	}
+	for k, x := range j.Tensors {
+		r.Ops[x.Readers[0]].Reads = []job.TensorID{job.TensorID(k)}
+		r.Ops[x.Producers[0]].Gives = []job.TensorID{job.TensorID(k)}
+	}
+	h := profile.Host{Reports: []profile.Report{r}}
+	for i := range 4 {
+		at := 1e5 * float64(i+1)
+		h.Passes = append(h.Passes, profile.Pass{First: at, Last: at})
+		for _, bytes := range []int64{100_000, 300_000} {
+			cost, err := c.Cost(0, cluster.AllReduce, bytes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h.Transfers = append(h.Transfers, profile.Transfer{Iteration: i, Bytes: bytes, Start: at, End: at + cost.Total()})
+			at += cost.Total() + 1
+		}
+	}
+	return agent.Reviewed{Tensors: j.Tensors, Plan: p, Hosts: []profile.Host{h, h}}
+}
+
+// A training whose plan takes planned, and plain buckets plain microseconds: what ran, an
+// item a review, and what the user was told.
+func play(t *testing.T, p policy.Policy, bandwidth, planned, plain float64, reviews int) (ran []string, told string) {
+	t.Helper()
+	var words []string
+	c := &Choice{Policy: p, Tell: func(text string) { words = append(words, text) }}
+	r := c.Review(pilot.Config{Warm: 2, Profile: 4, Settle: 1, Window: 3, Turns: 2, Rest: 10, Drift: 0.15})
+	runs, at, last := "plain", r.After, 0
+	for range reviews {
+		n := at - last // iterations since the hello, or the last review
+		time := map[string]float64{"plain": plain, "plan": planned}[runs]
+		d, err := r.Take(reviewed(t, bandwidth, slices.Repeat([]float64{time}, n)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ran = append(ran, fmt.Sprintf("%s %d", runs, n))
+		last = at
+		if d.Change {
+			runs, last = "plain", 0
+			if d.Schedule != nil {
+				runs = "plan"
+			}
+		}
+		if at = d.Review; at <= last {
+			t.Fatalf("review %d iterations after the hello, and the last was after %d", at, last)
+		}
+	}
+	return ran, strings.Join(words, "\n")
+}
+
+func TestKeeps(t *testing.T) {
+	ran, told := play(t, dear.DeAR, 1e9, 8000, 9000, 6)
+	if want := []string{"plain 6", "plan 4", "plain 4", "plain 3", "plan 4", "plan 10"}; !slices.Equal(ran, want) {
+		t.Errorf("ran %q, want %q", ran, want)
+	}
+	if !strings.Contains(told, "plan dear (sha256:") || !strings.Contains(told, "the plan is kept: 8.0 ms an iteration, plain buckets 9.0 ms") {
+		t.Errorf("told %q", told)
+	}
+}
+
+func TestDrops(t *testing.T) {
+	ran, told := play(t, dear.DeAR, 1e9, 10000, 9000, 6)
+	if want := []string{"plain 6", "plan 4", "plain 4", "plain 3", "plan 4", "plain 10"}; !slices.Equal(ran, want) {
+		t.Errorf("ran %q, want %q", ran, want)
+	}
+	if !strings.Contains(told, "the plan is dropped: 10.0 ms an iteration, plain buckets 9.0 ms") {
+		t.Errorf("told %q", told)
+	}
+}
+
+// A plan that the simulator finds no faster, or that there is none, is not tried.
+func TestNoPlan(t *testing.T) {
+	for _, x := range []struct {
+		policy policy.Policy
+		want   string
+	}{
+		{fusion.DDP, "plain buckets: ddp is not faster as simulated"},
+		{fusion.Recorded, "plain buckets: recorded: "},
+	} {
+		ran, told := play(t, x.policy, 1e9, 8000, 9000, 3)
+		if want := []string{"plain 6", "plain 10", "plain 20"}; !slices.Equal(ran, want) {
+			t.Errorf("%s: ran %q, want %q", x.policy.Name, ran, want)
+		}
+		if !strings.HasPrefix(told, x.want) {
+			t.Errorf("%s: told %q, want %q", x.policy.Name, told, x.want)
+		}
+	}
+}
