@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, List
 
 from .fake_agent import FakeAgent
+from .planned_agent import PlannedAgent
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LIMIT = 300  # seconds: a guard against hangs, on a machine that may do much else
@@ -29,7 +30,7 @@ class Rank:
 
 
 def run(via: str, world: int, script: str, *args: str) -> List[Rank]:
-    """Runs tests/SCRIPT ARGS once a rank, via "fake", "weft", "ddp", or "hosts", each of which has one rank.
+    """Runs tests/SCRIPT ARGS once a rank, via "fake", "planned", "weft", "ddp", or "hosts", each of which has one rank.
 
     Under weft, there is only one code and output for all. Waits for all of them, and kills what lasts longer than LIMIT.
     """
@@ -43,7 +44,7 @@ def run(via: str, world: int, script: str, *args: str) -> List[Rank]:
         if via == "ddp":
             return _wait(_start_all(command, world, env))
         path = os.path.join(directory, "agent")
-        with FakeAgent(path, world):
+        with PlannedAgent(path, world, elements=300, after_step=True) if via == "planned" else FakeAgent(path, world):
             return _wait(_start_all(command, world, dict(env, WEFT_SOCKET=path)))
 
 

@@ -45,6 +45,8 @@ class Parity(unittest.TestCase):
         cls.record("fake, one bucket", "fake", bucket_bytes=LARGE, cases=FEW)
         if DEVICE.type == "cpu":
             cls.record("fake, late", "fake", trainer="late")
+            cls.record("across the barrier, late", "planned", trainer="late", cases=FEW)
+        cls.record("across the barrier", "planned")
         if launch.WEFT:
             cls.record("weft, a bucket a tensor", "weft", bucket_bytes=2)
         if launch.WEFT and DEVICE.type == "cpu":
