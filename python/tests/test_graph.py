@@ -17,8 +17,11 @@ from torch.utils.checkpoint import checkpoint
 import weft.torch as weft
 from weft import _graph
 from weft._client import Client
+from weft._guard import pending
 from weft._handover import HandOver
 
+from .fake_agent import FakeAgent
+from .planned_agent import PlannedAgent
 from .ranks import ranks
 
 COMPILES = tuple(int(v) for v in torch.__version__.split(".")[:2]) >= _graph.NEEDED
@@ -492,7 +495,14 @@ class Ranks(unittest.TestCase):
     def setUp(self) -> None:
         fresh(self)
 
-    def train(self, models: List[nn.Module], loss: Callable[[Any, Any, int, int], torch.Tensor], compile: Any, **options: Any) -> List[Any]:
+    def train(
+        self,
+        models: List[nn.Module],
+        loss: Callable[[Any, Any, int, int], torch.Tensor],
+        compile: Any,
+        agent: Any = FakeAgent,
+        **options: Any,
+    ) -> List[Any]:
         def work(session: Any) -> nn.Module:
             model = models[session.client.rank]
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -504,7 +514,7 @@ class Ranks(unittest.TestCase):
                 optimizer.step()
             return model
 
-        results = ranks(len(models), work)
+        results = ranks(len(models), work, agent)
         for r in results:
             if isinstance(r, Exception):
                 raise r
@@ -523,6 +533,34 @@ class Ranks(unittest.TestCase):
                 for g, w in zip(got, want):
                     for (n, a), b in zip(g.state_dict().items(), w.state_dict().values()):
                         self.assertTrue(torch.equal(a, b), f"{name}: {n}")
+
+    def test_crossing(self) -> None:
+        """Across the barrier: nodes of the forward graph find their parameters updated."""
+        run = _graph.Graph.run
+        awaited: List[int] = []
+
+        def noted(graph: Any, arguments: List[Any]) -> Any:
+            if not graph.is_backward:
+                awaited.append(sum(pending(a) is not None for a in arguments if isinstance(a, torch.Tensor)))
+            return run(graph, arguments)
+
+        for name in MODELS:
+
+            def loss(run: Any, model: nn.Module, step: int, rank: int) -> torch.Tensor:
+                return loss_of(run(batch(name, step, rank)))
+
+            want = self.train([made(name, r) for r in range(2)], loss, lambda model: model)
+            with mock.patch.object(_graph.Graph, "run", noted):
+                got = self.train(
+                    [made(name, r) for r in range(2)],
+                    loss,
+                    compiled_at_once,
+                    lambda path, world: PlannedAgent(path, world, elements=500, after_step=True),
+                )
+            for g, w in zip(got, want):
+                for (n, a), b in zip(g.state_dict().items(), w.state_dict().values()):
+                    self.assertTrue(torch.equal(a, b), f"{name}: {n}")
+        self.assertTrue(any(awaited))
 
     def test_parts(self) -> None:
         """Graph breaks, a block called twice, other uses of a parameter, in some iterations only: the weights of plain PyTorch."""

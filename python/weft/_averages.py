@@ -9,6 +9,7 @@ import torch
 
 from ._buckets import Buckets
 from ._guard import guard, raw_grad, release, set_raw_grad
+from ._hooks import uncompiled
 from ._updates import Step
 
 
@@ -184,7 +185,7 @@ class Averages:
         if not averages:
             return
         updates: Dict[Step, List[Tuple[torch.Tensor, torch.Tensor]]] = {}
-        with _plain_tensors():
+        with _plain_tensors(), uncompiled():
             for a in averages:
                 a.settled = True
                 release(a.parameter)

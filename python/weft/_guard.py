@@ -13,6 +13,8 @@ from typing import Any, Dict, Iterator, List, Optional, Protocol, Tuple
 
 import torch
 
+from ._hooks import uncompiled
+
 if hasattr(torch._C, "DisableTorchFunctionSubclass"):  # torch 2.0
     plainly = torch._C.DisableTorchFunctionSubclass
 else:
@@ -118,9 +120,10 @@ def _complete(*arguments: Any) -> None:
     found = [t for a in arguments for t in _guarded_in(a)]
     if not found:  # in a container of another kind
         found = list(_guarded.values())
-    for tensor, _, why in found:
-        if pending(tensor) is why:  # one may be there twice, or complete others
-            why.complete()
+    with uncompiled():
+        for tensor, _, why in found:
+            if pending(tensor) is why:  # one may be there twice, or complete others
+                why.complete()
 
 
 def _guarded_in(value: Any) -> Iterator[Tuple[torch.Tensor, type, Pending]]:

@@ -56,6 +56,24 @@ else:
         return False
 
 
+if hasattr(torch._C, "_dynamo"):
+    from torch._C._dynamo.eval_frame import set_eval_frame as _set_eval_frame
+else:
+
+    def _set_eval_frame(_: Any) -> Any:
+        return None
+
+
+class uncompiled:
+    """A context in which torch.compile lets the functions be that are called. Within what it compiles, it would take up ours."""
+
+    def __enter__(self) -> None:
+        self._before = _set_eval_frame(None)
+
+    def __exit__(self, *_: Any) -> None:
+        _set_eval_frame(self._before)
+
+
 class ForwardHook:
     """A hook on a model. It does not go along into copies of the model, in memory (deepcopy) or on disk."""
 
@@ -65,7 +83,8 @@ class ForwardHook:
     def __call__(self, *args: Any) -> None:
         # The compiler would give up a model, such as a Sequential, whose hooks it meets and cannot compile.
         if self._function is not None and not _is_compiling():
-            self._function(*args)
+            with uncompiled():
+                self._function(*args)
 
     def __reduce__(self) -> Any:
         return ForwardHook, ()
