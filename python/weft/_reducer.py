@@ -86,7 +86,7 @@ class Reducer:
         self._review = layout.review
         if layout.profile > 0 and not any(self._at_read):
             if self.parameters[0][1].is_cuda:
-                raise WeftError("the profile of a training on a GPU is not there yet: train with weft run, or profile on the CPU")
+                raise WeftError("a training on a GPU cannot be profiled yet: profile it on the CPU, or run it with --plan, or with --policy and --job")
             last = layout.review - 1
             self.watch = Profile(self._client, self._model, self._optimizer, self.parameters, last - layout.profile, last)
         used = (self.parameters[0][1].dtype, [len(self.parameters) + self._client.world])
