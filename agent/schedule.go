@@ -423,8 +423,12 @@ func (a *Agent) links(l *layout) ([]Link, error) {
 		rails[i] = transport.RailName(i)
 	}
 	var out []Link
+	used := 0
 	for _, x := range l.plan.Programs {
 		rail := 0
+		if len(x.Transfers) > 0 {
+			used++
+		}
 		if len(rails) > 1 {
 			rail = slices.Index(rails, x.Link)
 		}
@@ -432,6 +436,9 @@ func (a *Agent) links(l *layout) ([]Link, error) {
 			return nil, fmt.Errorf("the plan has a program for link %s, and the rails between hosts are %s: name its links like those", x.Link, strings.Join(rails, ", "))
 		}
 		out = append(out, Link{Net: a.rails[rail], Cost: assumed})
+	}
+	if used > 1 && len(rails) == 1 && a.Ranks[0] == 0 && a.Warn != nil {
+		a.Warn(fmt.Sprintf("the plan sends over %d links, and one network joins the hosts: they share it (weft run --rails has several)", used))
 	}
 	return out, nil
 }

@@ -29,7 +29,7 @@ type Config struct {
 	Secret transport.Secret
 	// Interfaces chooses among those of this host, one for each rail, see
 	// [transport.ChooseLocal]; none: one rail, by the interface that leads to rank 0.
-	// With Auto, the first choice alone counts, and is among all rails.
+	// With Auto the first is of the first rail, and the others are among all of this host.
 	Interfaces []string
 	// Timeout is how long hosts may be late; 0: no bound.
 	Timeout time.Duration
@@ -289,12 +289,17 @@ type listener struct {
 	subnet netip.Prefix
 }
 
-// choices are the choices of interfaces, one for each rail that they name.
+// choices are the choices of interfaces, one for each rail; with Auto, of the first and
+// of all others.
 func (c *Config) choices() []string {
-	if len(c.Interfaces) == 0 {
-		return []string{""}
+	first := c.Interfaces
+	if len(first) == 0 {
+		first = []string{""}
 	}
-	return c.Interfaces
+	if c.Auto {
+		return []string{first[0], ""}
+	}
+	return first
 }
 
 // listen opens a port for this host's peers on each rail: at the address that leads
@@ -330,7 +335,7 @@ func (c *Config) choose(have []transport.Interface, route netip.Addr, remote boo
 		if err != nil {
 			return nil, err
 		}
-		if !c.Auto {
+		if !c.Auto || r == 0 {
 			local = local[:1]
 		}
 		for _, x := range local {

@@ -120,6 +120,7 @@ func TestRails(t *testing.T) {
 		{[]string{"eth0", "eth1"}, false, []string{"127.1.0.", "127.3.0."}},
 		{[]string{"=eth1", "=eth0"}, false, []string{"127.3.0.", "127.1.0."}},
 		{nil, true, []string{"127.0.0.", "127.1.0.", "127.3.0."}},
+		{[]string{"eth1"}, true, []string{"127.3.0.", "127.1.0."}},
 	} {
 		all := hosts(t, 1, 2, 1)
 		var members table
