@@ -6,15 +6,21 @@ import copy
 import threading
 import unittest
 import warnings
+from types import SimpleNamespace
 from typing import Any, Callable, Dict, List
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import weft.torch as weft
+from weft._barrier import updated_at_read
+from weft._client import WeftError
 from weft._guard import pending
 
+from .fake_agent import FakeAgent
 from .planned_agent import PlannedAgent
 from .ranks import ranks
 from .test_updates import Counting
@@ -615,6 +621,147 @@ def _add(name: str) -> None:
 
 for name in SCENARIOS:
     _add(name)
+
+
+class Replaced:
+    """Replaces the step of an optimizer, as libraries do that count its calls."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.calls = 0
+        step = optimizer.step
+
+        def counted(*args: Any) -> Any:
+            self.calls += 1
+            return step(*args)
+
+        optimizer.step = counted  # type: ignore[method-assign]
+
+
+class Barred(unittest.TestCase):
+    """What may not cross the barrier says so, once, and trains behind it."""
+
+    def train(self, make: Callable[[], Any], steps: int = 2) -> List[str]:
+        """Trains what make returns, a model and an optimizer, on one rank; returns the warnings."""
+
+        def work(session: Any) -> None:
+            run = Run(session, True)
+            m, o = make()
+            run.wrap(m, o)
+            run.train(lambda x: m(x).pow(2).mean(), steps)
+            self.assertEqual(run.waits, 0)
+
+        agent: List[PlannedAgent] = []
+
+        def started(path: str, world: int) -> PlannedAgent:
+            agent.append(PlannedAgent(path, world, after_step=True))
+            return agent[0]
+
+        with mock.patch("weft._barrier.warnings.warn") as warned:
+            (result,) = ranks(1, work, started)
+        if result is not None:
+            raise result
+        self.assertEqual(agent[0].modes, {"global"})
+        return [call.args[0] for call in warned.call_args_list]
+
+    def test_scripted(self) -> None:
+        def make() -> Any:
+            m = nn.Sequential(torch.jit.script(nn.Linear(8, 8)), nn.Linear(8, 3))
+            return m, momentum(m)
+
+        (warning,) = self.train(make)
+        self.assertRegex(warning, "TorchScript reads parameters")
+
+    def test_step_replaced(self) -> None:
+        def make() -> Any:
+            m = made(mlp)
+            o = momentum(m)
+            Replaced(o)
+            return m, o
+
+        (warning,) = self.train(make)
+        self.assertRegex(warning, "the step of this SGD was replaced")
+
+    def test_unknown_optimizer(self) -> None:
+        def make() -> Any:
+            m = made(mlp)
+            return m, Counting(m.parameters())
+
+        (warning,) = self.train(make)
+        self.assertRegex(warning, r"Counting is not one that is known .* wrap\(separable=True\)")
+
+    @unittest.skipUnless(hasattr(torch.optim.Optimizer, "register_step_pre_hook"), "this torch has no hooks on steps")
+    def test_hook_after_wrap(self) -> None:
+        """A hook that comes later sees all parameters, with their averages."""
+
+        def work(session: Any) -> List[Any]:
+            run = Run(session, True)
+            m = made(mlp)
+            run.wrap(m, momentum(m))
+            seen: List[Any] = []
+            run.optimizer.register_step_pre_hook(lambda o, *_: seen.extend(p.grad.clone() for p in o.param_groups[0]["params"]))
+            run.train(lambda x: m(x).pow(2).mean(), 1)
+            return [torch.equal(g, p.grad) for g, p in zip(seen, m.parameters())]
+
+        for got in ranks(2, work, AGENTS["after the step, two buffers"]):
+            self.assertEqual(got, [True] * 6)
+
+    def test_delayed(self) -> None:
+        update = SimpleNamespace(generation=0, at="read", iteration=1, tensors=[0, 1])
+        with self.assertRaisesRegex(WeftError, "policy deft delays updates"):
+            updated_at_read(SimpleNamespace(policy="deft", period=1, ends=[0], updates=[update]), None)  # type: ignore[arg-type]
+
+
+class Failing(unittest.TestCase):
+    def test_rank_lost(self) -> None:
+        """While an update waits, whoever reads its parameter is told; so is, again, who reads another one."""
+
+        def work(session: Any) -> Any:
+            run = Run(session, True)
+            m = made(mlp)
+            run.wrap(m, momentum(m))
+            if session.client.rank == 1:
+                raise ZeroDivisionError
+            m(run.batch(0)).pow(2).mean().backward()
+            run.optimizer.step()
+            errors = []
+            for read in (lambda: m(run.batch(1)), lambda: m[4].weight.sum(), lambda: run.optimizer.state_dict()):
+                try:
+                    read()
+                except WeftError as e:
+                    errors.append(str(e))
+            return errors
+
+        got, lost = ranks(2, work, AGENTS["parts"])
+        self.assertIsInstance(lost, ZeroDivisionError)
+        if isinstance(got, Exception):  # it was told in backward already
+            self.assertRegex(str(got), "rank 1 ended without goodbye")
+        else:
+            self.assertEqual(len(got), 3)
+            for error in got:
+                self.assertRegex(error, "rank 1 ended without goodbye")
+
+
+@unittest.skipUnless(hasattr(torch, "compiler") and hasattr(torch.compiler, "is_dynamo_compiling"), "compiles with torch 2.6 only")
+class Compiled(unittest.TestCase):
+    def test_compiled(self) -> None:
+        def work(session: Any, backend: Any) -> List[torch.Tensor]:
+            run = Run(session, True)
+            m = made(mlp)
+            run.wrap(m, momentum(m))
+            compiled = torch.compile(m, backend=backend)
+            run.train(lambda x: compiled(x).pow(2).mean())
+            return run.result()
+
+        for backend in "eager", weft.backend:
+            results = []
+            for agent in FakeAgent, AGENTS["after the step, two buffers"]:
+                torch._dynamo.reset()
+                (got,) = ranks(1, lambda session: work(session, backend), agent)
+                if isinstance(got, Exception):
+                    raise got
+                results.append(got)
+            for g, w in zip(*results):
+                self.assertTrue(torch.equal(g, w), f"{backend}")
 
 if __name__ == "__main__":
     unittest.main()

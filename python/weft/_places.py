@@ -17,13 +17,14 @@ class Places:
         self._parameters: List[Tuple[str, Dict[str, Any], str, torch.nn.Parameter, torch.dtype, bool]] = []
         self._buffers: List[Tuple[Dict[str, Any], str]] = []
         seen = set()
+        # TorchScript's dictionaries have neither get nor iteration.
         for prefix, module in model.named_modules():
             for key, p in module._parameters.items():
                 if p is not None and p not in seen:
                     seen.add(p)
                     name = f"{prefix}.{key}" if prefix else key
                     self._parameters.append((name, module._parameters, key, p, p.dtype, p.requires_grad))
-            self._buffers += [(module._buffers, key) for key in module._buffers]
+            self._buffers += [(module._buffers, key) for key in module._buffers.keys()]
 
     def trained(self) -> List[Tuple[str, torch.nn.Parameter]]:
         """Names and parameters that require a gradient, in the order of model.parameters(); empty ones need no reducing."""
@@ -31,7 +32,7 @@ class Places:
 
     def buffers(self) -> List[torch.Tensor]:
         """The model's buffers as they are now: modules replace them."""
-        return [module[key] for module, key in self._buffers if module.get(key) is not None]
+        return [module[key] for module, key in self._buffers if key in module and module[key] is not None]
 
     def verify(self) -> None:
         """Raises WeftError for a parameter whose gradient would not be averaged, or not as what it is now."""
@@ -40,7 +41,7 @@ class Places:
 
     def _verify(self) -> None:
         for name, module, key, p, dtype, trained in self._parameters:
-            if module.get(key) is not p:
+            if key not in module or module[key] is not p:
                 what = "was replaced (load_state_dict(assign=True), for example)"
             elif p.dtype is not dtype:
                 what = f"changed from {dtype} to {p.dtype}"
