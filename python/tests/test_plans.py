@@ -16,7 +16,7 @@ from . import launch
 from .cases import mlp
 
 WORLD = 2
-POLICIES = {"p3": ["--slice", "100"], "bytescheduler": ["--partition", "64"], "dear": [], "us-byte": ["--unit", "50"], "mg-wfbp": []}
+POLICIES = {"p3": ["--slice", "100"], "bytescheduler": ["--partition", "64", "--credit", "1KiB"], "dear": [], "us-byte": ["--unit", "50"], "mg-wfbp": []}
 # All of one model, as the plan is.
 CASES = [
     "sgd", "momentum_in_groups", "optimizer_adamw", "optimizer_lbfgs", "scheduler", "accumulation", "accumulation_reduced_each_pass",
