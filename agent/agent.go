@@ -87,17 +87,16 @@ type Agent struct {
 
 	asking map[uint64]time.Duration // agreements that are under way, since when
 
-	conns    map[*net.UnixConn]struct{} // all that are open
-	workers  []worker                   // by place in Ranks
-	session  *session                   // nil until all workers have said hello
-	plan     *plan.Plan                 // of the schedule, as executed
-	after    int                        // iterations of the next session is its first review; 0: none
-	profiled int                        // of them, op by op
-	failure  *engine.Failure            // why training has ended
-	warned   map[int]bool               // ranks that have been warned of
-	ended    bool
-	closed   bool          // no connection may begin any more
-	allTold  chan struct{} // closed once all workers have been told the failure, or are gone
+	conns     map[*net.UnixConn]struct{} // all that are open
+	workers   []worker                   // by place in Ranks
+	session   *session                   // nil until all workers have said hello
+	plan      *plan.Plan                 // of the schedule, as executed
+	reviewing reviewing
+	failure   *engine.Failure // why training has ended
+	warned    map[int]bool    // ranks that have been warned of
+	ended     bool
+	closed    bool          // no connection may begin any more
+	allTold   chan struct{} // closed once all workers have been told the failure, or are gone
 }
 
 // worker is what the agent knows of one worker.
@@ -145,9 +144,6 @@ func Listen(c Config) (*Agent, error) {
 	a := &Agent{
 		Config: c, origin: time.Now(), done: make(chan struct{}),
 		conns: map[*net.UnixConn]struct{}{}, workers: make([]worker, len(c.Ranks)), warned: map[int]bool{}, asking: map[uint64]time.Duration{}, hasMet: make(chan struct{}), allTold: make(chan struct{}),
-	}
-	if a.Review != nil {
-		a.after, a.profiled = a.Review.After, a.Review.Profile
 	}
 	for w := range a.workers {
 		a.workers[w].explained = make(chan struct{})

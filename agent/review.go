@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -14,8 +15,8 @@ import (
 
 // Review has workers measure their iterations, and report.
 type Review struct {
-	// After so many iterations of a model workers report. Of these, Profile, before the
-	// last one, are measured op by op.
+	// After so many iterations of a model, which begins in plain buckets, workers first
+	// report. Of these, Profile, before the last one, are measured op by op.
 	After, Profile int
 	// Take gets what all hosts know, and says what is next. It is called on host 0, once a
 	// review, and may take its time: the workers wait. The other hosts are told.
@@ -72,10 +73,24 @@ func (d *Decided) decode(b []byte) error {
 
 // Reviewed is what is known of the iterations since the last hello.
 type Reviewed struct {
-	Tensors []job.Tensor // their names, elements and types
-	Plan    *plan.Plan   // that was executed
+	First   bool           // no review of this model came before
+	Hello   protocol.Hello // what all workers have said
+	Tensors []job.Tensor   // their names, elements and types
+	Plan    *plan.Plan     // that was executed
 	Hosts   []profile.Host
 }
+
+// Executable refuses a plan that these workers cannot execute as it is.
+func (r *Reviewed) Executable(s *Schedule) error {
+	_, note, err := s.layout(&r.Hello, false)
+	if err == nil && note != "" {
+		err = errors.New(note)
+	}
+	return err
+}
+
+// Mode is how the workers' tensors may be updated.
+func (r *Reviewed) Mode() (job.Mode, error) { return mode(&r.Hello) }
 
 // Reports are those of all ranks, in order.
 func (r *Reviewed) Reports() (out []profile.Report) {
@@ -93,17 +108,36 @@ type measured struct {
 	profile.Host
 }
 
+// reviewing is what reviews have decided of the session that begins next.
+type reviewing struct {
+	after, profile int  // of its first review: as in Review; after 0: there is none
+	asked          bool // for the next hello, which is of the same model
+	reviewed       bool // that model has been
+}
+
+// resume has the next session execute what was decided. If no review has asked for it,
+// it is of another model, which begins as the first one did.
+func (a *Agent) resume() {
+	if a.Review == nil {
+		return
+	}
+	if !a.reviewing.asked {
+		a.Schedule, a.reviewing = nil, reviewing{after: a.Review.After, profile: a.Review.Profile}
+	}
+	a.reviewing.asked = false
+}
+
 // begin announces a review to the workers of a layout.
-func (r *Review) begin(l *layout, after, profiled int) *measured {
-	if r == nil || after == 0 || len(l.job.Tensors) == 0 {
+func (r *reviewing) begin(l *layout) *measured {
+	if r.after == 0 || len(l.job.Tensors) == 0 {
 		return nil
 	}
-	l.welcome.Review, l.welcome.Profile = after, profiled
-	m := &measured{first: after - 1 - profiled, last: after - 1}
+	l.welcome.Review, l.welcome.Profile = r.after, r.profile
+	m := &measured{first: r.after - 1 - r.profile, last: r.after - 1}
 	for b := range l.plan.Buckets {
 		m.bytes = append(m.bytes, l.plan.Buckets[b].Bytes(l.job))
 	}
-	m.Passes = make([]profile.Pass, profiled)
+	m.Passes = make([]profile.Pass, r.profile)
 	return m
 }
 
@@ -143,7 +177,7 @@ func (a *Agent) review(c *call, reports []profile.Report) {
 	}
 	mine := m.Host
 	mine.Reports = reports
-	r := Reviewed{Tensors: a.session.job.Tensors, Plan: a.session.plan, Hosts: make([]profile.Host, max(1, len(a.hosts)))}
+	r := Reviewed{First: !a.reviewing.reviewed, Hello: a.session.hello, Tensors: a.session.job.Tensors, Plan: a.session.plan, Hosts: make([]profile.Host, max(1, len(a.hosts)))}
 	ask := func() error { r.Hosts[0] = mine; return nil }
 	if !a.alone() {
 		for h := range r.Hosts {
@@ -162,6 +196,7 @@ func (a *Agent) review(c *call, reports []profile.Report) {
 			return nil
 		})
 	}
+	a.reviewing.reviewed = true
 	op := a.agreements // of what is decided
 	a.agreements++
 	var d Decided
@@ -188,7 +223,8 @@ func (a *Agent) review(c *call, reports []profile.Report) {
 		return err
 	}, func() {
 		if d.Change {
-			a.Schedule, a.after, a.profiled = d.Schedule, d.Review, d.Profile
+			a.Schedule = d.Schedule
+			a.reviewing = reviewing{after: d.Review, profile: d.Profile, asked: true, reviewed: true}
 		}
 		answer, err := protocol.Message{Kind: protocol.KindReturned, Index: c.index}.With(d.Decision)
 		if err != nil {

@@ -1,8 +1,10 @@
 package agent_test
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -218,6 +220,50 @@ func TestReviewChanges(t *testing.T) {
 			if err := h.agent.Err(); err != nil {
 				t.Error(err)
 			}
+		}
+	}
+}
+
+// A plan is for the model that was reviewed. Another one begins in plain buckets, and its
+// first review is known as such.
+func TestReviewAnotherModel(t *testing.T) {
+	j := trained()
+	var first []bool
+	o := agent.Config{Review: &agent.Review{After: 1, Take: func(r agent.Reviewed) (d agent.Decided, err error) {
+		first = append(first, r.First)
+		d.Decision = protocol.Decision{Change: true, Review: 1}
+		d.Schedule = &agent.Schedule{Plan: built(t, j, "mg-wfbp", plan.DefaultLimits), Limits: plan.DefaultLimits}
+		return d, r.Executable(d.Schedule)
+	}}}
+	for _, l := range []collective.Layout{{2}, {1, 2}} {
+		first = nil
+		hosts, _ := newHosts(t, l, networks["memory"], o)
+		must(t, hosts, func(w *worker.Worker) error {
+			says := func(h protocol.Hello, want string) error {
+				h.FirstBucket, h.BucketBytes = 1<<20, 1<<20
+				if err := w.Hello(h); err != nil || w.Welcome.Policy != want || w.Welcome.Review != 1 {
+					return fmt.Errorf("policy %s, a review after %d iterations (%v); want %s, 1", w.Welcome.Policy, w.Welcome.Review, err, want)
+				}
+				return pass(w, 0)
+			}
+			reviews := func() error { _, err := w.Review(new(profile.Report)); return err }
+			if err := says(does(j), "ddp"); err != nil {
+				return err
+			}
+			for range 2 {
+				if err := cmp.Or(reviews(), says(does(j), "mg-wfbp")); err != nil {
+					return err
+				}
+			}
+			other := does(j)
+			other.Tensors = append(other.Tensors, protocol.Tensor{Name: "more", Elements: 3, DType: "float32"})
+			if err := says(other, "ddp"); err != nil {
+				return err
+			}
+			return cmp.Or(says(does(j), "ddp"), reviews())
+		})
+		if want := []bool{true, false, true}; !slices.Equal(first, want) {
+			t.Errorf("first reviews: %v, want %v", first, want)
 		}
 	}
 }

@@ -22,6 +22,7 @@ import (
 // session is what workers and agent have between one welcome and the next.
 type session struct {
 	*layout
+	hello   protocol.Hello // of its workers
 	engine  *engine.Engine
 	inputs  []*region // by worker
 	output  *region
@@ -43,7 +44,7 @@ func (a *Agent) newSession(l *layout) (*session, error) {
 		return nil, err
 	}
 	l.welcome.Ops = e.Ops()
-	m := a.Review.begin(l, a.after, a.profiled)
+	m := a.reviewing.begin(l)
 	for b := range l.plan.Buckets {
 		if g := e.Generations(b); len(g) < len(l.plan.Generations) {
 			l.welcome.Buckets[b].Generations = g
@@ -125,7 +126,10 @@ func (a *Agent) welcome() {
 			return differ(theirs, &mine)
 		}
 		return differ(&mine, theirs)
-	}, func() { a.agreePlan(func() { a.begin(first) }) })
+	}, func() {
+		a.resume()
+		a.agreePlan(func() { a.begin(first) })
+	})
 }
 
 // begin begins a session, once all workers of all hosts have said the same.
@@ -159,6 +163,7 @@ func (a *Agent) begin(first *protocol.Hello) {
 		a.failf(-1, "%w", err)
 		return
 	}
+	a.session.hello = *first
 	if l.given != nil {
 		a.plan = l.plan
 	}

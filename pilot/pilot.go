@@ -54,7 +54,7 @@ type Pilot struct {
 	delayed  bool // the plan does not give the weights of plain buckets
 	windows  map[bool][]float64
 	turn     int     // of 2*Turns
-	expected float64 // time of an iteration of what was kept
+	expected float64 // time of an iteration of what was kept; 0: the next look tells
 	rest     int
 	drifted  bool // in the last look
 }
@@ -93,11 +93,10 @@ func (p *Pilot) Review(times []float64) Decision {
 }
 
 // Made tells that the plan is there, and whether it delays updates; or why there is none,
-// and none is sought again before the training changes. Plain is the median time of an
-// iteration of the profile.
-func (p *Pilot) Made(delayed bool, none error, plain float64) Decision {
+// and none is sought again before the training changes.
+func (p *Pilot) Made(delayed bool, none error) Decision {
 	if none != nil {
-		return p.watch(false, plain, fmt.Sprintf("plain buckets: %v", none))
+		return p.watch(false, 0, fmt.Sprintf("plain buckets: %v", none))
 	}
 	p.state, p.delayed, p.turn, p.windows = comparing, delayed, 0, map[bool][]float64{}
 	return p.take("")
@@ -144,6 +143,9 @@ func (p *Pilot) watch(planned bool, expected float64, why string) Decision {
 
 // look compares what runs with what was measured.
 func (p *Pilot) look(time float64) Decision {
+	if p.expected == 0 {
+		p.expected = time
+	}
 	drifted := math.Abs(time/p.expected-1) > p.Drift
 	switch {
 	case drifted && p.drifted:

@@ -18,7 +18,7 @@ import (
 //	    a training that begins.
 //	review TIMES...
 //	    iterations have taken so many milliseconds; N*T: N of T each.
-//	made [delayed] [none=WHY] plain=TIME
+//	made [delayed] [none=WHY]
 //	    a plan was made, or not.
 func TestScripts(t *testing.T) {
 	var p *Pilot
@@ -50,15 +50,13 @@ func TestScripts(t *testing.T) {
 				}
 				return say(p.Review(times))
 			case "made":
-				var plain float64
 				var why string
-				d.ScanArgs(t, "plain", &plain)
 				d.MaybeScanArgs(t, "none", &why)
 				var none error
 				if why != "" {
 					none = errors.New(why)
 				}
-				return say(p.Made(d.HasArg("delayed"), none, plain*1e3))
+				return say(p.Made(d.HasArg("delayed"), none))
 			}
 			d.Fatalf(t, "no command %s", d.Cmd)
 			return ""
@@ -114,7 +112,7 @@ func TestAlwaysGoesOn(t *testing.T) {
 					none = errors.New("none")
 				}
 				clear(turns)
-				d = p.Made(rapid.Bool().Draw(t, "delayed"), none, times[0])
+				d = p.Made(rapid.Bool().Draw(t, "delayed"), none)
 			}
 			if d.Next < 1 || d.Make || d.Planned && !made || d.Planned != p.planned {
 				t.Fatalf("%+v", d)

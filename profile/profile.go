@@ -71,7 +71,7 @@ func Slowest(reports []Report) []float64 {
 
 // ErrTooShort is why there is no job of a training that no rank has measured an
 // iteration of.
-var ErrTooShort = errors.New("no iteration was measured")
+var ErrTooShort = errors.New("no iteration was measured (on a GPU, none can be yet)")
 
 // Job is what all ranks do in an iteration, of the reports by rank. Of other jobs
 // than this one, tensors tells names, elements and types. The time of an op is the

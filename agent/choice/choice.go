@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"weft/agent"
 	"weft/cluster"
@@ -14,102 +15,161 @@ import (
 	"weft/pilot"
 	"weft/plan"
 	"weft/policy"
+	"weft/policy/auto"
 	"weft/profile"
 	"weft/sim"
 )
 
+// Budget is how long a plan may take to make: the workers wait for it.
+const Budget = 5 * time.Second
+
 // Choice decides the reviews of a training. It is that of host 0.
 type Choice struct {
-	Policy  policy.Policy // makes the plans
+	// Policy makes the plans; without a Build, that is the best plan of Among which is
+	// faster than plain buckets as simulated.
+	Policy  policy.Policy
+	Among   []policy.Policy
 	Options policy.Options
-	Tell    func(string) // the user
+	Pilot   pilot.Config
+	Name    string // of the training
 
-	pilot    *pilot.Pilot
-	schedule *agent.Schedule // the plan, once there is one
-	planned  bool            // what runs
-	at       int             // after how many iterations since the hello the review is
+	pilot   *pilot.Pilot
+	made    *made // the last plan; nil: there was none
+	planned bool  // what runs
+	at      int   // after how many iterations since the hello the review is
+	found   []string
+}
+
+// made is a plan that was made.
+type made struct {
+	*agent.Schedule
+	plain, planned float64 // of an iteration as simulated, microseconds
 }
 
 // Review is what the agents of all hosts are given.
-func (c *Choice) Review(p pilot.Config) *agent.Review {
-	c.pilot = pilot.New(p)
-	c.at = c.pilot.First()
-	return &agent.Review{After: c.at, Profile: p.Profile, Take: c.take}
+func (c *Choice) Review() *agent.Review {
+	return &agent.Review{After: pilot.New(c.Pilot).First(), Profile: c.Pilot.Profile, Take: c.Take}
 }
 
-func (c *Choice) take(r agent.Reviewed) (agent.Decided, error) {
-	reports := r.Reports()
-	times := profile.Slowest(reports)
+// Take decides a review. Where no plan can be made, plain buckets go on.
+func (c *Choice) Take(r agent.Reviewed) (agent.Decided, error) {
+	if r.First {
+		c.pilot, c.planned = pilot.New(c.Pilot), false
+		c.at = c.pilot.First()
+	}
+	times := profile.Slowest(r.Reports())
 	if len(times) == 0 {
 		return agent.Decided{}, errors.New("a review of no iterations")
 	}
 	d := c.pilot.Review(times)
 	if d.Make {
-		s, plain, err := c.make(r)
+		m, err := c.make(&r)
 		if err == nil {
-			c.schedule = s
+			c.made = m
 		}
-		d = c.pilot.Made(err == nil && s.Plan.MaxDelay > 0, err, plain)
+		d = c.pilot.Made(err == nil && m.Plan.MaxDelay > 0, err)
 	}
-	if d.Why != "" && c.Tell != nil {
-		c.Tell(d.Why)
+	if d.Why != "" {
+		c.found = append(c.found, d.Why)
 	}
 	var out agent.Decided
 	out.Change = d.Planned != c.planned
 	if d.Profile {
-		out.Change, out.Profile = true, c.pilot.Profile
+		out.Change, out.Profile = true, c.Pilot.Profile
 	}
 	if out.Change {
 		c.at = 0
 	}
 	if c.planned = d.Planned; c.planned {
-		out.Schedule = c.schedule
+		out.Schedule = c.made.Schedule
 	}
 	c.at += d.Next
 	out.Review = c.at
 	return out, nil
 }
 
-// make makes the plan of what was measured, and returns the time of an iteration of plain
-// buckets beside it. Why there is no plan is an error.
-func (c *Choice) make(r agent.Reviewed) (*agent.Schedule, float64, error) {
-	reports := r.Reports()
-	plain := 0.0
-	for _, x := range reports {
-		plain = max(plain, x.Iteration)
+// Found tells the user, a line each, what has been found out: the last plan, why it was
+// chosen, and how it compares. Where nothing was decided there is nothing to tell.
+func (c *Choice) Found() []string {
+	if len(c.found) == 0 || c.made == nil {
+		return c.found
 	}
-	ctx := context.Background()
-	j, err := profile.Job("", r.Tensors, reports)
+	p := c.made.Plan
+	out := []string{fmt.Sprintf("plan %s, policy %s, delay %d", p.Digest(), p.Policy, p.MaxDelay)}
+	if len(p.Notes) > 0 {
+		out = append(out, p.Notes[0])
+	}
+	out = append(out, fmt.Sprintf("predicted: %.1f ms an iteration, plain buckets %.1f ms", c.made.planned/1e3, c.made.plain/1e3))
+	return append(out, c.found...)
+}
+
+// make makes the plan of what was measured. Why there is none is an error.
+func (c *Choice) make(r *agent.Reviewed) (*made, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), Budget)
+	defer cancel()
+	j, err := profile.Job(c.Name, r.Tensors, r.Reports())
 	if err != nil {
-		return nil, plain, err
+		return nil, err
+	}
+	mode, err := r.Mode()
+	if err != nil {
+		return nil, err
+	}
+	if mode == job.Global {
+		j.Mode = mode
 	}
 	on, _, err := profile.Cluster(r.Hosts)
 	if err != nil {
-		return nil, plain, err
+		return nil, err
 	}
-	made, err := c.Policy.Build(ctx, j, on, c.Options)
+	m := new(made)
+	if m.plain, err = Predict(ctx, j, on, r.Plan); err != nil {
+		return nil, err
+	}
+	by := c.policy(r)
+	p, err := by.Build(ctx, j, on, c.Options)
 	if err != nil {
-		return nil, plain, fmt.Errorf("%s: %w", c.Policy.Name, err)
+		return nil, fmt.Errorf("%s: %w", by.Name, err)
 	}
-	s := &agent.Schedule{Plan: made, Job: j, Limits: c.Options.Limits}
-	if err := s.Check(); err != nil {
-		return nil, plain, fmt.Errorf("%s: %w", c.Policy.Name, err)
-	}
-	result, err := sim.RunLegal(ctx, j, on, made, c.Options.Limits, sim.Options{})
+	result, err := sim.RunLegal(ctx, j, on, p, c.Options.Limits, sim.Options{})
 	if err != nil {
-		return nil, plain, fmt.Errorf("%s: %w", c.Policy.Name, err)
+		return nil, fmt.Errorf("%s: %w", by.Name, err)
 	}
-	before, err := Predict(ctx, j, on, r.Plan)
-	if err != nil {
-		return nil, plain, err
+	m.Schedule, m.planned = &agent.Schedule{Plan: p, Limits: c.Options.Limits}, result.Time
+	if c.Policy.Build == nil && !sim.Faster(m.planned, m.plain) {
+		return nil, fmt.Errorf("no plan is faster as simulated: %.1f ms an iteration", m.plain/1e3)
 	}
-	if !sim.Faster(result.Time, before) {
-		return nil, plain, fmt.Errorf("%s is not faster as simulated, with %.2f ms an iteration; plain buckets take %.2f ms", made.Policy, result.Time/1e3, before/1e3)
+	return m, nil
+}
+
+// policy makes the plans for these workers: only such as they execute as they are.
+func (c *Choice) policy(r *agent.Reviewed) policy.Policy {
+	if c.Policy.Build != nil {
+		return executable(c.Policy, r)
 	}
-	if c.Tell != nil {
-		c.Tell(fmt.Sprintf("plan %s (%s): %.2f ms an iteration as simulated, plain buckets %.2f ms; both are tried", made.Policy, made.Digest(), result.Time/1e3, before/1e3))
+	among := make([]policy.Policy, len(c.Among))
+	for i, p := range c.Among {
+		among[i] = executable(p, r)
 	}
-	return s, plain, nil
+	return auto.New(among)
+}
+
+func executable(p policy.Policy, r *agent.Reviewed) policy.Policy {
+	build := p.Build
+	p.Build = func(ctx context.Context, j *job.Job, on *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
+		made, err := build(ctx, j, on, o)
+		if err != nil {
+			return nil, err
+		}
+		if made.MaxDelay > 0 {
+			return nil, fmt.Errorf("%w: workers do not delay updates yet", policy.ErrUnsuitable)
+		}
+		if err := r.Executable(&agent.Schedule{Plan: made, Limits: o.Limits}); err != nil {
+			return nil, fmt.Errorf("%w: %w", policy.ErrUnsuitable, err)
+		}
+		return made, nil
+	}
+	return p
 }
 
 // Predict simulates plain buckets that were executed, whose job had neither times nor

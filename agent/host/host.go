@@ -114,9 +114,9 @@ func ParseRails(s string) ([]string, error) {
 
 func (c *Config) warn(text string) { fmt.Fprintln(c.Err, "weft: warning:", text) }
 
-// note tells the user, once, which plan was executed.
+// note tells the user, once, which plan was executed, unless reviews choose it.
 func (c *Config) note(a *agent.Agent) {
-	if p := a.Plan(); p != nil && c.First == 0 {
+	if p := a.Plan(); p != nil && c.First == 0 && c.Review == nil {
 		fmt.Fprintf(c.Err, "weft: plan %s, policy %s, delay %d\n", p.Digest(), cmp.Or(p.Policy, "unknown"), p.MaxDelay)
 	}
 }

@@ -40,19 +40,22 @@ For several hosts, run it on each, in any order, with the same -n, --nodes and
 --master, and the host's number as --node-rank. WEFT_SECRET_FILE names a file with
 a secret that is the same on all of them.
 
+Training begins in plain buckets, which are measured. If a plan is faster as simulated,
+it runs in turns with plain buckets until it is known which is; what is kept is watched.
+The weights are the same. At the end host 0 tells what was found. --policy NAME has that
+policy make the plan, and --policy ddp runs plain buckets alone.
+
 With --plan FILE the gradients travel as that plan says, and updates are applied when
 it says; it is refused if it is not for the model, breaks a rule, or delays more than
---max-delay allows. With --policy NAME the plan is made here, of a --job of this
-model on a --cluster or --link; without --job, of what the training itself measures,
-and it runs in turns with plain buckets until it is known which is faster. All hosts
-must be given the same.
+--max-delay allows. With --policy NAME and --job the plan is made here, of a job of this
+model on a --cluster or --link. All hosts must be given the same.
 
 The first worker that fails ends all, and its exit code (128 + signal, if it was
 a signal) is that of weft run.`,
 		Example: `  weft run -n 2 -- python3 train.py
   weft run -n 2 --nodes 4 --node-rank 1 --master 10.0.0.1:29500 -- python3 train.py
   weft run -n 4 --plan plan.json -- python3 train.py
-  weft run -n 4 --policy auto -- python3 train.py
+  weft run -n 4 --policy ddp -- python3 train.py
   weft run -n 4 --policy deft --max-delay 1 --job job.json --link 10Gbit,25us -- python3 train.py`,
 		Args: want(1, 0, "a COMMAND"),
 	}
@@ -70,11 +73,21 @@ a signal) is that of weft run.`,
 		if o.Schedule, err = given.schedule(cmd.Context(), c, o.Place); err != nil {
 			return err
 		}
-		if o.Review, err = given.review(func(text string) { fmt.Fprintln(c.Err, "weft:", text) }); err != nil {
+		chosen, err := given.choice(script(args), o.Place)
+		if err != nil {
 			return err
 		}
+		if chosen != nil {
+			o.Review = chosen.Review()
+		}
 		orderly.Store(true)
-		return passed(host.Run(cmd.Context(), o, args))
+		err = host.Run(cmd.Context(), o, args)
+		if chosen != nil && o.First == 0 {
+			for _, line := range chosen.Found() {
+				fmt.Fprintln(c.Err, "weft:", line)
+			}
+		}
+		return passed(err)
 	}
 	return cmd
 }

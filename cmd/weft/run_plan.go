@@ -17,6 +17,7 @@ import (
 	"weft/pilot"
 	"weft/plan"
 	"weft/policy/all"
+	"weft/policy/fusion"
 )
 
 // planned are the flags of weft run that give it a plan: a file, or how to make one of a
@@ -72,14 +73,14 @@ func (x *planned) check(p launch.Place) error {
 	case x.file != "":
 		return cmp.Or(noneOf(x.building, "is for --policy, which makes a plan: --plan has one"), x.making.LimitFlags.Check())
 	case x.making.Policy == "":
-		return cmp.Or(noneOf(x.building, "is for --policy: give its name"), noneOf(x.limits, "is about a plan: give --plan FILE or --policy NAME"))
+		return cmp.Or(noneOf(x.building, "is for --policy: give its name"), x.making.LimitFlags.Check())
 	case x.job == "":
 		for _, name := range []string{"cluster", "link", "links", "overlap"} {
 			if x.building.Changed(name) {
 				return cli.Usagef("--%s is about a job that was measured before: give --job FILE", name)
 			}
 		}
-		return x.making.LimitFlags.Check()
+		return x.making.Check(x.building, &x.inputs)
 	}
 	if !x.network.Changed("cluster") {
 		// On one host the link is between its workers; on several, between hosts.
@@ -96,20 +97,29 @@ func (x *planned) check(p launch.Place) error {
 	return cmp.Or(x.inputs.Check(x.network), x.making.Check(x.building, &x.inputs))
 }
 
-// review has the training choose by itself, if a policy is given and no job to make a plan
-// of; nil: it need not.
-func (x *planned) review(warn func(string)) (*agent.Review, error) {
-	if x.making.Policy == "" || x.job != "" {
+// choice has the training choose by itself, if no plan is given and no job to make one of;
+// nil: it need not, and plain buckets were asked for or there is nobody to reduce with.
+func (x *planned) choice(name string, p launch.Place) (*choice.Choice, error) {
+	plain := x.making.Policy == fusion.DDP.Name && noneOf(x.building, "") == nil
+	if x.file != "" || x.job != "" || p.World == 1 || plain {
 		return nil, nil
 	}
-	policy, err := all.Lookup(x.making.Policy)
-	if err != nil {
-		return nil, err
+	c := &choice.Choice{Name: name, Among: all.Policies(), Options: x.making.Options, Pilot: pilot.Default}
+	c.Among = c.Among[:len(c.Among)-1] // all but the search over them
+	c.Options.Limits = x.making.Limits(x.limits, 0)
+	if x.making.Policy != "" && x.making.Policy != "auto" {
+		var err error
+		if c.Policy, err = all.Lookup(x.making.Policy); err != nil {
+			return nil, err
+		}
 	}
-	o := x.making.Options
-	o.Limits = x.making.Limits(x.limits, 0)
-	c := &choice.Choice{Policy: policy, Options: o, Tell: warn}
-	return c.Review(pilot.Default), nil
+	if s := os.Getenv("WEFT_PILOT"); s != "" { // for tests
+		o := &c.Pilot
+		if _, err := fmt.Sscanf(s, "%d,%d,%d,%d,%d,%d", &o.Warm, &o.Profile, &o.Settle, &o.Window, &o.Turns, &o.Rest); err != nil {
+			return nil, cli.Usagef("WEFT_PILOT is %q: need 6 numbers (%w)", s, err)
+		}
+	}
+	return c, nil
 }
 
 // schedule is the plan that the flags give to a training, checked; nil: none.
@@ -125,7 +135,7 @@ func (x *planned) schedule(ctx context.Context, c *cli.Console, p launch.Place) 
 			return nil, fmt.Errorf("%s: %w", x.file, err)
 		}
 		return s, nil
-	case x.making.Policy == "" || x.job == "":
+	case x.job == "":
 		return nil, nil
 	}
 	j, err := x.inputs.Job(ctx, c, x.job)

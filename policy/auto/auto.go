@@ -101,7 +101,8 @@ func candidates(o policy.Options, others []policy.Policy) []candidate {
 
 func search(ctx context.Context, j *job.Job, c *cluster.Cluster, o policy.Options, others []policy.Policy) (*plan.Plan, error) {
 	outcomes, failures, err := evaluate(ctx, j, c, candidates(o, others), o.Progress)
-	if err != nil {
+	late := errors.Is(err, context.DeadlineExceeded) // then the best so far is it
+	if err != nil && !(late && len(outcomes) > 0) {
 		return nil, err
 	}
 	if len(outcomes) == 0 {

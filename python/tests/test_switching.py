@@ -1,37 +1,72 @@
-"""Trainings that change their plan while they run, under `weft run --policy`."""
+"""Trainings that change their plan while they run, under `weft run`: the weights are those of plain buckets, bit for bit."""
 
 from __future__ import annotations
 
 import re
+import sys
+import tempfile
 import unittest
 
 from . import launch
 
+# Warm-up, profile, settling, window, turns, rest: so few iterations that a training changes its plan several times.
+OFTEN = {"WEFT_PILOT": "2,6,1,2,2,10"}
+
+
+def train(policy: str, *how: str, hosts: bool = False) -> launch.Rank:
+    """Runs switching.py on two workers of this host, or one each of two."""
+    run, script = [launch.WEFT, "run", "--policy", policy], ["--", sys.executable, "-W", "ignore", launch.os.path.join(launch.HERE, "switching.py"), *how]
+    if not hosts:
+        return launch.run_command([*run, "-n", "2", *script], OFTEN)[0]
+    with tempfile.TemporaryDirectory() as directory:
+        two = launch.hosts(directory, 2)
+        env = dict(OFTEN, WEFT_SECRET_FILE=two[0]["WEFT_SECRET_FILE"])
+        at = f"127.0.0.1:{two[0]['MASTER_PORT']}"
+        run += ["-n", "1", "--nodes", "2", "--master", at]
+        ranks = launch._wait([launch._start([*run, "--node-rank", str(n), *script], env) for n in range(2)])
+        return launch.Rank(max(r.code for r in ranks), "".join(r.output for r in ranks))
+
 
 @unittest.skipUnless(launch.WEFT, "needs WEFT_BINARY")
 class Switching(unittest.TestCase):
-    def train(self, policy: str, *how: str) -> launch.Rank:
-        options = ["--policy", policy] if policy else []
-        command = [launch.WEFT, "run", "-n", "2", *options, "--", launch.sys.executable, launch.os.path.join(launch.HERE, "switching.py")]
-        return launch.run_command([*command, *how], {})[0]
+    def check(self, how: str, policy: str, hosts: bool = False) -> None:
+        plain, got = train("ddp", how), train(policy, how, hosts=hosts)
+        want = set(re.findall(r"digest (\w+)", plain.output))
+        self.assertEqual((plain.code, len(want), got.code), (0, 1, 0), plain.output + got.output)
+        self.assertEqual(re.findall(r"digest (\w+)", got.output), [*want, *want], got.output)
+        self.assertGreaterEqual(int(re.findall(r"switches (\d+)", got.output)[0]), 3, got.output)
+        self.assertRegex(got.output, r"weft: plan sha256:\w+, policy \S+, delay 0\n(.*\n)*weft: the plan is (kept|dropped)")
+        self.assertNotIn("weft:", plain.output)
 
-    def test_same_bits(self) -> None:
-        """Whatever the plan, however often it changes, and however much ranks differ in speed."""
-        plain = self.train("")
-        want = set(re.findall(r"weights (\w+)", plain.output))
-        self.assertEqual((plain.code, len(want)), (0, 1), plain.output)
-        for policy, how in (("dear", []), ("wfbp", ["slow"])):
-            got = self.train(policy, *how)
-            self.assertEqual(got.code, 0, got.output)
-            # Plans that the simulator finds no faster are not tried, and what it finds is the machine's business.
-            self.assertRegex(got.output, r"weft: (the plan is (kept|dropped)|plain buckets): ")
-            self.assertEqual(re.findall(r"weights (\w+)", got.output), [*want, *want], got.output)
+    def test_across_the_barrier(self) -> None:
+        self.check("plain", "dear")
+
+    def test_behind_it(self) -> None:
+        self.check("plain", "mg-wfbp")
+
+    def test_hosts(self) -> None:
+        self.check("plain", "p3", hosts=True)
+
+    def test_accumulated(self) -> None:
+        self.check("sums", "dear")
+
+    def test_unused(self) -> None:
+        self.check("some", "p3")
+
+    def test_join(self) -> None:
+        self.check("join", "dear")
+
+    def test_speeds(self) -> None:
+        self.check("slow", "dear")
 
     def test_lost_in_switch(self) -> None:
-        for policy in ("dear", "wfbp"):
-            got = self.train(policy, "dies")
-            if "both are tried" in got.output:
+        """Before the first review, and between the answer and the hello of a switch into a plan and of one out of it."""
+        for number, when in ((1, "before"), (1, "after"), (2, "after")):
+            with self.subTest(number=number, when=when):
+                got = train("dear", "dies", str(number), when)
                 self.assertNotEqual(got.code, 0, got.output)
-                self.assertIn("weft: rank 1 is lost", got.output)
-                return
-            self.assertEqual(got.code, 0, got.output)
+                self.assertIn("weft: rank 1 is lost: signal: killed", got.output)
+                died = [float(t) for t in re.findall(r"dies at (\S+)", got.output)]
+                told = [float(t) for t in re.findall(r"told at (\S+)", got.output)]
+                self.assertEqual((len(died), len(told)), (1, 1), got.output)
+                self.assertLess(told[0] - died[0], 10)

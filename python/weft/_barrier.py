@@ -84,7 +84,7 @@ def updated_at_read(layout: Layout, why_not: Optional[str]) -> List[Set[int]]:
     """
     if layout.period != len(layout.ends) or any(u.iteration != layout.ends[u.generation] for u in layout.updates):
         raise WeftError(f"policy {layout.policy} delays updates, which this client does not")
-    if why_not is not None and layout.policy != "ddp":
+    if why_not is not None and layout.policy != "ddp" and not layout.review:  # reviews know that there is a reason
         warnings.warn(
             f"weft: {why_not}. A plan that applies updates one by one, as that of policy {layout.policy} may, is executed so that"
             " backward() returns with all averages",

@@ -67,6 +67,7 @@ class Reducer:
         self._expected = False  # a forward pass has run since the last step
         self._reduced = False  # and so has a pass
         self._ended = 0  # iterations whose end the agent has been told of
+        self._of_step: Any = None  # our part in the optimizer's step
         self._pass: Callable[[], Any] = lambda: None  # weak: what the engine will call at the end of the pass that runs
 
     def tensors(self) -> List[Tensor]:
@@ -81,36 +82,41 @@ class Reducer:
 
     def start(self, layout: Layout, calls: Calls, device: Device) -> None:
         """Takes the places that the agent gave to tensors(), and hooks into the model, which lives on the device."""
-        self._calls = calls
-        self._at_read = updated_at_read(layout, self.barrier)
-        self._review = layout.review
-        if layout.profile > 0 and not any(self._at_read):
-            if self.parameters[0][1].is_cuda:
-                raise WeftError("a training on a GPU cannot be profiled yet: profile it on the CPU, or run it with --plan, or with --policy and --job")
-            last = layout.review - 1
-            self.watch = Profile(self._client, self._model, self._optimizer, self.parameters, last - layout.profile, last)
-        used = (self.parameters[0][1].dtype, [len(self.parameters) + self._client.world])
-        self._buckets = Buckets(self._client, self.watch, layout, device, [used, *((p.dtype, p.shape) for _, p in self.parameters)])
         parameters = [p for _, p in self.parameters]
-        self._averages = Averages(self._buckets, parameters, self._client.world, self._end_iteration)
-        self._reached = [False] * len(self.parameters)
+        self._reached = [False] * len(parameters)
+        self._take(layout, calls, device)
         self.hand_over = HandOver(parameters, self._early)
         self._hooks = [GradientHook(p, lambda k=k: self._gradient(k)) for k, p in enumerate(parameters)]
         self._handles: List[Any] = [
             self._model.register_forward_pre_hook(ForwardHook(lambda *_: self._before_forward())),
             self._model.register_forward_hook(ForwardHook(lambda model, inputs, output: self._after_forward(output))),
         ]
-        if any(self._at_read):
-            self._of_step: Any = Updates(self._optimizer, self._step, self._averages.finish)
-        else:
-            self._of_step = StepHook(self._optimizer, self._before_step, self._end_iteration)
 
     def restart(self, layout: Layout, calls: Calls, device: Device) -> None:
         """Goes on with other places and, at its iteration 0, another plan."""
-        self.remove()
+        self.watch.remove()
         self.watch = Watch(self._client)
         self._ended = 0
-        self.start(layout, calls, device)
+        self._take(layout, calls, device)
+
+    def _take(self, layout: Layout, calls: Calls, device: Device) -> None:
+        self._calls = calls
+        self._at_read = updated_at_read(layout, self.barrier)
+        self._review = layout.review
+        if layout.profile > 0 and not any(self._at_read) and not self.parameters[0][1].is_cuda:
+            last = layout.review - 1
+            self.watch = Profile(self._client, self._model, self._optimizer, self.parameters, last - layout.profile, last)
+        used = (self.parameters[0][1].dtype, [len(self.parameters) + self._client.world])
+        self._buckets = Buckets(self._client, self.watch, layout, device, [used, *((p.dtype, p.shape) for _, p in self.parameters)])
+        parameters = [p for _, p in self.parameters]
+        self._averages = Averages(self._buckets, parameters, self._client.world, self._end_iteration)
+        # Once step is ours it stays so, under plans with a barrier too: each time that it changed hands it would grow longer.
+        if any(self._at_read) and not isinstance(self._of_step, Updates):
+            if self._of_step is not None:
+                self._of_step.remove()
+            self._of_step = Updates(self._optimizer, self._step, self.finish)
+        elif self._of_step is None:
+            self._of_step = StepHook(self._optimizer, self._before_step, self._end_iteration)
 
     def finish(self) -> None:
         """Waits for all averages that are on their way, and applies the updates that wait for them."""
@@ -165,7 +171,7 @@ class Reducer:
     def _step(self, own: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
         """In place of the optimizer's own step, which applies at once what does not wait for a read."""
         self._before_step()
-        if self.ended is not None or args or kwargs or needs_all(self._optimizer):
+        if self.ended is not None or not any(self._at_read) or args or kwargs or needs_all(self._optimizer):
             self.finish()
             result = own()
             self._end_iteration()
