@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"weft/internal/cli"
+	"weft/internal/view"
+	"weft/lab"
+	"weft/live"
+)
+
+func newStudyLive(c *cli.Console) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "live",
+		Short: "Measure schedules on real trainings in the lab",
+		Long: `Trains models on the hosts of a lab (see weft lab), one worker of one thread on
+each, by every schedule in turns, and sets what the simulator predicts of a
+schedule beside what was measured.
+
+A line's rate follows from the coverage rate: the time of the gradients on the
+wire, by that of an iteration of computation alone, which is measured first. A
+schedule is torch (DistributedDataParallel over gloo), a policy, or a policy and the
+delay that it is allowed, as deft:1.
+
+All files lie in the directory --out. Trainings whose times lie there are not run
+again, so a study that was interrupted goes on where it was.`,
+		Example: `  weft study live --out results
+  weft study live --models gpt --coverage 1,2 --schedules torch,ddp,dear,deft:1 --out results`,
+		Args: cobra.NoArgs,
+	}
+	var config live.Config
+	fs := cmd.Flags()
+	fs.StringSliceVar(&config.Models, "models", []string{"resnet18", "gpt"}, "models to train")
+	coverages := fs.StringSlice("coverage", []string{"1"}, "coverage `rates`")
+	schedules := fs.StringSlice("schedules", []string{live.DDP, "ddp", "dear", "p3", "deft:1"}, "what to compare; the first is what the others are compared with")
+	fs.IntVar(&config.Turns, "turns", 3, "turns of each schedule")
+	fs.IntVar(&config.Steps, "steps", 20, "steps of a turn that are timed")
+	fs.IntVar(&config.Hosts, "hosts", 2, "workers, each on a host of its own")
+	fs.StringVar(&config.Python, "python", "python3", "a `program`: python with torch")
+	fs.StringVar(&config.Dir, "out", "live", "`directory` for all files, among them live.csv and live.svg")
+	asJSON := jsonFlag(cmd)
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		switch {
+		case config.Turns < 1 || config.Steps < 1:
+			return cli.Usagef("--turns and --steps: need at least 1")
+		case config.Hosts < 2 || config.Hosts > lab.MaxHosts:
+			return cli.Usagef("--hosts %d: need 2 to %d", config.Hosts, lab.MaxHosts)
+		case len(config.Models) == 0 || len(*coverages) == 0 || len(*schedules) == 0:
+			return cli.Usagef("--models, --coverage and --schedules: need at least one each")
+		}
+		for _, s := range *coverages {
+			x, err := strconv.ParseFloat(s, 64)
+			if err != nil || !(x > 0 && x <= 1000) {
+				return cli.Usagef("--coverage %s: need a number above 0, at most 1000", s)
+			}
+			config.Coverages = append(config.Coverages, x)
+		}
+		for _, s := range *schedules {
+			x, err := live.ParseSchedule(s)
+			if err != nil {
+				return cli.Usagef("--schedules: %w", err)
+			}
+			config.Schedules = append(config.Schedules, x)
+		}
+		return nil
+	}
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		var err error
+		if config.Weft, err = os.Executable(); err != nil {
+			return err
+		}
+		orderly.Store(true)
+		var cases []live.Case
+		err = c.Track("training", func(progress func(done, total int)) error {
+			config.Step = progress
+			cases, err = live.Run(cmd.Context(), config)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		return writeLive(cmd.Context(), c, config.Dir, cases, *asJSON)
+	}
+	return cmd
+}
+
+func writeLive(ctx context.Context, c *cli.Console, dir string, cases []live.Case, asJSON bool) error {
+	report := view.Live(cases)
+	err := writeFiles(ctx, c, []output{
+		{filepath.Join(dir, "live.csv"), func(w io.Writer) error { return report.CSV(w, view.LiveResults) }},
+		{filepath.Join(dir, "live.svg"), func(w io.Writer) error { return view.LiveChart(w, cases) }},
+	})
+	if err != nil {
+		return err
+	}
+	return c.Print(report, asJSON)
+}

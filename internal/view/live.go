@@ -1,0 +1,67 @@
+package view
+
+import (
+	"fmt"
+	"io"
+	"math"
+
+	"weft/internal/chart"
+	"weft/internal/cli"
+	"weft/live"
+)
+
+// LiveResults is the key of the table that has every result: what its CSV file holds.
+const LiveResults = "results"
+
+// Live is what was measured of real trainings, beside what was predicted.
+func Live(cases []live.Case) *cli.Report {
+	t := cli.Table{Key: LiveResults, Columns: []cli.Column{
+		{Head: "model", Key: "model"}, {Head: "coverage", Key: "coverage"}, {Head: "rate\nMbit/s", Key: "bits_per_us"},
+		{Head: "alone\nms", Key: "alone_us"}, {Head: "schedule", Key: "schedule"}, {Head: "time\nms", Key: "time_us"},
+		{Head: "by the\nfirst", Key: "relative"}, {Head: "predicted\nms", Key: "predicted_us"}, {Head: "error\n%", Key: "error"},
+	}}
+	var notes []string
+	for i := range cases {
+		x := &cases[i]
+		for k := range x.Rows {
+			r := &x.Rows[k]
+			if r.Refused != "" {
+				notes = append(notes, fmt.Sprintf("%s, %s: %s", x.Model, r.Schedule.Name, r.Refused))
+			}
+			t.Rows = append(t.Rows, cli.Row{Cells: []any{
+				x.Model, x.Coverage, math.Round(x.Rate / 1e6), cli.Time(x.Alone * 1e6), r.Schedule.Name,
+				cellOf(r.Time(), func(v float64) any { return cli.Time(v * 1e6) }),
+				cellOf(r.Against(&x.Rows[0]), func(v float64) any { return cli.Ratio(v) }),
+				cellOf(r.Predicted, func(v float64) any { return cli.Time(v * 1e6) }),
+				cellOf(r.Error(), func(v float64) any { return cli.Percent(v) }),
+			}})
+		}
+	}
+	return &cli.Report{Tables: []cli.Table{t}, Notes: notes}
+}
+
+// cellOf is a cell of a value, or nothing where it is NaN.
+func cellOf(v float64, cell func(float64) any) any {
+	if math.IsNaN(v) {
+		return nil
+	}
+	return cell(v)
+}
+
+// LiveChart draws the iteration times, a group of bars a case.
+func LiveChart(w io.Writer, cases []live.Case) error {
+	b := chart.BarChart{Title: "Trainings in the lab", Value: chart.Axis{Label: "time of an iteration, ms"}}
+	if len(cases) == 0 {
+		return chart.Bars(w, b)
+	}
+	b.Series = make([]chart.Series, len(cases[0].Rows))
+	for _, x := range cases {
+		b.Groups = append(b.Groups, fmt.Sprintf("%s, coverage %g", x.Model, x.Coverage))
+		for k := range x.Rows {
+			s := &b.Series[k]
+			s.Name = x.Rows[k].Schedule.Name
+			s.Values = append(s.Values, x.Rows[k].Time()*1e3)
+		}
+	}
+	return chart.Bars(w, b)
+}

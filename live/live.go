@@ -1,0 +1,335 @@
+// Package live measures real trainings in the lab: models, coverage rates and
+// schedules, in turns, each beside what the simulator predicts of it.
+//
+// Trainings run as a user runs them: this program is started again, as weft lab and
+// weft run. What has been measured lies in files, and is not measured again.
+package live
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/go-json-experiment/json"
+
+	"weft/cluster"
+	"weft/examples"
+	"weft/job"
+	"weft/lab"
+	"weft/plan"
+	"weft/policy"
+	"weft/policy/all"
+	"weft/sim"
+)
+
+// Config says what to measure.
+type Config struct {
+	Weft, Python string // programs
+	Dir          string // for all files
+	Hosts        int    // one worker each, of one thread
+	Models       []string
+	Coverages    []float64 // time of the gradients on the wire, by that of the computation alone
+	Schedules    []Schedule
+	Turns        int // of each schedule
+	Steps        int // of a turn
+	// Step is told of each training before it starts; calls do not overlap.
+	Step func(done, total int)
+}
+
+// Schedule is how workers communicate.
+type Schedule struct {
+	Name   string // as on the command line
+	policy string // empty: DistributedDataParallel over gloo
+	delay  int    // allowed
+}
+
+// DDP is the name of DistributedDataParallel over gloo, with which all are compared.
+const DDP = "torch"
+
+// ParseSchedule reads torch, a policy, or a policy and the delay that it is allowed, as deft:1.
+func ParseSchedule(s string) (Schedule, error) {
+	x := Schedule{Name: s}
+	if s == DDP {
+		return x, nil
+	}
+	name, delay, delayed := strings.Cut(s, ":")
+	if delayed {
+		var err error
+		if x.delay, err = strconv.Atoi(delay); err != nil || x.delay < 1 {
+			return x, fmt.Errorf("%q: after the colon comes the delay that is allowed, in iterations", s)
+		}
+	}
+	p, err := all.Lookup(name)
+	if err == nil && p.Class == policy.Servers {
+		err = fmt.Errorf("%s needs parameter servers, which a training does not have", name)
+	}
+	x.policy = name
+	return x, err
+}
+
+// Case is a model at a rate.
+type Case struct {
+	Model    string
+	Alone    float64 // iteration without others, seconds
+	Bytes    int64   // of gradients
+	Coverage float64
+	Rate     float64 // of each host's line, bits a second
+	Rows     []Row   // by schedule
+}
+
+// Row is a schedule in a case.
+type Row struct {
+	Schedule  Schedule
+	Times     []float64 // of an iteration, seconds: the mean of each turn
+	Predicted float64   // likewise; NaN where nothing is
+	Refused   string    // why there is nothing
+}
+
+// Time is the median of the turns; NaN: there is none.
+func (r *Row) Time() float64 { return median(r.Times) }
+
+// Against is the time by that of another row, turn by turn: the median.
+func (r *Row) Against(other *Row) float64 {
+	var all []float64
+	for i := range min(len(r.Times), len(other.Times)) {
+		all = append(all, r.Times[i]/other.Times[i])
+	}
+	return median(all)
+}
+
+// Error is by what share the prediction differs from the time.
+func (r *Row) Error() float64 { return r.Predicted/r.Time() - 1 }
+
+func median(x []float64) float64 {
+	if len(x) == 0 {
+		return math.NaN()
+	}
+	s := slices.Sorted(slices.Values(x))
+	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
+}
+
+// study is a Config under way.
+type study struct {
+	Config
+	done, total int
+}
+
+// Run measures all cases.
+func Run(ctx context.Context, c Config) ([]Case, error) {
+	s := &study{Config: c}
+	s.total = len(c.Models) * (1 + len(c.Coverages)*(1+c.Turns*len(c.Schedules)))
+	if err := s.scripts(); err != nil {
+		return nil, err
+	}
+	var out []Case
+	for _, model := range c.Models {
+		alone, err := s.train(ctx, model, "alone", 0, nil, "--with", "alone")
+		if err != nil {
+			return nil, err
+		}
+		for _, coverage := range c.Coverages {
+			x := Case{Model: model, Alone: mean(alone.Times), Bytes: alone.Bytes, Coverage: coverage}
+			n := float64(c.Hosts)
+			x.Rate = math.Round(2 * (n - 1) / n * float64(x.Bytes) * 8 / lab.Payload / (coverage * x.Alone))
+			x.Rate = min(max(x.Rate, lab.MinRate), lab.MaxRate)
+			if err := s.measure(ctx, &x); err != nil {
+				return nil, fmt.Errorf("%s at coverage %g: %w", model, coverage, err)
+			}
+			out = append(out, x)
+		}
+	}
+	return out, nil
+}
+
+// scripts writes what is trained.
+func (s *study) scripts() error {
+	if err := os.MkdirAll(s.Dir, 0o777); err != nil {
+		return err
+	}
+	return fs.WalkDir(examples.Scripts, ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := fs.ReadFile(examples.Scripts, name)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(s.file(name), b, 0o666)
+	})
+}
+
+func (s *study) file(parts ...string) string { return filepath.Join(s.Dir, strings.Join(parts, "-")) }
+
+// measure profiles a case, and lets the schedules take turns.
+func (s *study) measure(ctx context.Context, x *Case) error {
+	at := fmt.Sprintf("coverage%g", x.Coverage)
+	jobFile, clusterFile := s.file(x.Model, at, "job.json"), s.file(x.Model, at, "cluster.yaml")
+	s.step()
+	if _, err := os.Stat(clusterFile); err != nil {
+		if err := s.lab(ctx, x.Rate, s.Weft, "profile", "-n", "1", "-o", jobFile, "--cluster", clusterFile, "--", s.Python, s.file("train.py"), x.Model, "--steps", "30"); err != nil {
+			return err
+		}
+	}
+	for _, schedule := range s.Schedules {
+		x.Rows = append(x.Rows, Row{Schedule: schedule, Predicted: math.NaN()})
+	}
+	for i := range x.Rows {
+		r := &x.Rows[i]
+		if r.Schedule.policy == "" {
+			continue
+		}
+		var err error
+		if r.Predicted, err = predict(ctx, r.Schedule, jobFile, clusterFile); errors.Is(err, policy.ErrUnsuitable) {
+			r.Refused = err.Error()
+		} else if err != nil {
+			return fmt.Errorf("%s: %w", r.Schedule.Name, err)
+		}
+	}
+	for turn := range s.Turns {
+		order := make([]*Row, len(x.Rows))
+		for i := range x.Rows {
+			order[i] = &x.Rows[i]
+		}
+		if turn%2 == 1 {
+			slices.Reverse(order)
+		}
+		for _, r := range order {
+			if r.Refused != "" {
+				s.step()
+				continue
+			}
+			var run []string
+			library := "ddp"
+			if r.Schedule.policy != "" {
+				library = "weft"
+				run = []string{s.Weft, "run", "-n", "1", "--policy", r.Schedule.policy, "--job", jobFile, "--cluster", clusterFile}
+				if r.Schedule.delay > 0 {
+					run = append(run, "--max-delay", strconv.Itoa(r.Schedule.delay))
+				}
+				run = append(run, "--")
+			}
+			name := fmt.Sprintf("%s-%s-turn%d", at, r.Schedule.Name, turn)
+			t, err := s.train(ctx, x.Model, name, x.Rate, run, "--with", library)
+			if err != nil {
+				return fmt.Errorf("%s: %w", r.Schedule.Name, err)
+			}
+			r.Times = append(r.Times, mean(t.Times))
+		}
+	}
+	return nil
+}
+
+// predict is what the simulator says of a schedule, seconds an iteration.
+func predict(ctx context.Context, s Schedule, jobFile, clusterFile string) (float64, error) {
+	jobText, err := os.ReadFile(jobFile)
+	if err != nil {
+		return 0, err
+	}
+	j, err := job.Read(bytes.NewReader(jobText))
+	if err != nil {
+		return 0, err
+	}
+	clusterText, err := os.ReadFile(clusterFile)
+	if err != nil {
+		return 0, err
+	}
+	c, err := cluster.Read(bytes.NewReader(clusterText), clusterFile)
+	if err != nil {
+		return 0, err
+	}
+	p, err := all.Lookup(s.policy)
+	if err != nil {
+		return 0, err
+	}
+	o := policy.Options{Limits: plan.DefaultLimits}
+	if s.delay > 0 {
+		o.Limits = plan.DelayLimits(s.delay)
+	}
+	made, err := p.Build(ctx, j, c, o)
+	if err != nil {
+		return 0, err
+	}
+	r, err := sim.RunLegal(ctx, j, c, made, o.Limits, sim.Options{})
+	if err != nil {
+		return 0, err
+	}
+	return r.Time / 1e6, nil
+}
+
+// trained is what a training writes.
+type trained struct {
+	Bytes int64     `json:"bytes"` // of gradients
+	Times []float64 `json:"times"` // of iterations, seconds
+}
+
+func mean(x []float64) float64 {
+	sum := 0.0
+	for _, v := range x {
+		sum += v
+	}
+	return sum / float64(len(x))
+}
+
+// train runs one training, unless its result is there already. name tells it from others
+// of the model.
+func (s *study) train(ctx context.Context, model, name string, rate float64, run []string, args ...string) (*trained, error) {
+	s.step()
+	out := s.file(model, name+".json")
+	if b, err := os.ReadFile(out); err == nil {
+		t := new(trained)
+		return t, json.Unmarshal(b, t)
+	}
+	part := out + ".part"
+	command := append(run, append([]string{s.Python, s.file("train.py"), model, "--steps", strconv.Itoa(s.Steps), "--out", part}, args...)...)
+	if err := s.lab(ctx, rate, command...); err != nil {
+		return nil, err
+	}
+	b, err := os.ReadFile(part)
+	if err != nil {
+		return nil, fmt.Errorf("the training has not written its times: %w", err)
+	}
+	t := new(trained)
+	if err := json.Unmarshal(b, t); err != nil || len(t.Times) == 0 {
+		return nil, fmt.Errorf("the training's times in %s cannot be read (%w)", part, err)
+	}
+	return t, os.Rename(part, out)
+}
+
+func (s *study) step() {
+	if s.Step != nil {
+		s.Step(s.done, s.total)
+	}
+	s.done++
+}
+
+// lab runs a command on each host of a lab. Its output is told only if it fails.
+func (s *study) lab(ctx context.Context, rate float64, command ...string) error {
+	args := []string{"lab", "--hosts", strconv.Itoa(s.Hosts)}
+	if rate > 0 {
+		args = append(args, "--rate", strconv.FormatFloat(rate, 'f', 0, 64)+"bit")
+	}
+	x := exec.CommandContext(ctx, s.Weft, append(append(args, "--"), command...)...)
+	x.Cancel = func() error { return x.Process.Signal(syscall.SIGINT) }
+	x.WaitDelay = 10 * time.Second
+	var said bytes.Buffer
+	x.Stdout, x.Stderr = &said, &said
+	if err := x.Run(); err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		lines := strings.Split(strings.TrimSpace(said.String()), "\n")
+		return fmt.Errorf("%s: %w\n%s", strings.Join(x.Args, " "), err, strings.Join(lines[max(0, len(lines)-20):], "\n"))
+	}
+	return nil
+}
