@@ -37,9 +37,16 @@ class Calls:
         self._place = layout.call_bytes // _PLACES // _PLACE_ALIGN * _PLACE_ALIGN  # bytes
         # The same tensors come again and again: making two views of one takes longer than copying 64 KiB.
         self._view = functools.lru_cache(maxsize=1024)(view)
+        self._settle: Callable[[], None] = lambda: None
+
+    def settle(self) -> None:
+        """Returns once what begin_broadcast has begun is done."""
+        settle, self._settle = self._settle, lambda: None
+        settle()
 
     def barrier(self) -> None:
         """Returns once every worker has called it."""
+        self.settle()
         self._client.call(kind="barrier")
 
     def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
@@ -55,7 +62,7 @@ class Calls:
         def request(number: int, piece: List[torch.Tensor]) -> Any:
             return dict(kind="all-reduce", op=op, dtype=name, elements=piece[0].numel(), **{"from": number * size})
 
-        self._each(pieces, request)
+        self._each(pieces, request)()
         if not tensor.is_contiguous():
             tensor.data.copy_(whole)
 
@@ -64,8 +71,13 @@ class Calls:
 
         They are written behind autograd's back (.data): a graph that saved a BatchNorm's buffers stays usable.
         """
+        self.begin_broadcast(tensors, root)
+        self.settle()
+
+    def begin_broadcast(self, tensors: Iterable[torch.Tensor], root: int) -> None:
+        """Begins what broadcast does. It ends with settle, or before the next call; the tensors are not to be changed until then."""
         mine = self._client.rank == root
-        self._each(
+        self._settle = self._each(
             _batches(tensors, self._place),
             lambda _, pieces: dict(kind="broadcast", root=root, bytes=_end(pieces)),
             give=mine,
@@ -78,11 +90,12 @@ class Calls:
         request: Callable[[int, List[torch.Tensor]], Any],
         give: bool = True,
         take: bool = True,
-    ) -> None:
+    ) -> Callable[[], None]:
         """Makes a call of each list of tensors, which fit into a place together; lists are numbered from 0.
 
-        give and take say whether it needs what they hold, and whether they become what it returns.
+        give and take say whether it needs what they hold, and whether they become what it returns. Returns what ends the last ones.
         """
+        self.settle()
         begun: Deque[int] = collections.deque()
         filled: Deque[Tuple[int, List[torch.Tensor]]] = collections.deque()
 
@@ -106,8 +119,12 @@ class Calls:
             filled.append((at, pieces))
             # When its data are copied in, and those of the last call there out.
             self._device.when_copied(functools.partial(begin, at=at, **request(number, pieces)))
-        while filled:
-            end()
+
+        def end_all() -> None:
+            while filled:
+                end()
+
+        return end_all
 
     def broadcast_object(self, value: Any, root: int) -> Any:
         """Returns rank root's value, of anything that torch.save can write."""

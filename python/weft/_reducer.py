@@ -18,6 +18,7 @@ from ._hooks import ForwardHook, GradientHook, StepHook, at_end_of_backward, ten
 from ._memory import dtype_name
 from ._places import Places
 from ._profile import Profile, Watch
+from ._statistics import Statistics
 from ._updates import Step, Updates, step_but
 
 # The name of the tensor that says which parameters a worker used, an element a parameter, and which workers trained, an
@@ -106,6 +107,7 @@ class Reducer:
         if layout.profile > 0 and not any(self._at_read) and not self.parameters[0][1].is_cuda:
             last = layout.review - 1
             self.watch = Profile(self._client, self._model, self._optimizer, self.parameters, last - layout.profile, last)
+        self._statistics = Statistics(calls, self._places, self.watch)
         used = (self.parameters[0][1].dtype, [len(self.parameters) + self._client.world])
         self._buckets = Buckets(self._client, self.watch, layout, device, [used, *((p.dtype, p.shape) for _, p in self.parameters)])
         parameters = [p for _, p in self.parameters]
@@ -198,6 +200,8 @@ class Reducer:
         if self.paused or self._pass() is not None:
             return
         self._open()
+        if any(self._at_read) and not self.joining:
+            self._statistics.begin()
 
         def end() -> None:
             self._pass = lambda: None
@@ -286,11 +290,7 @@ class Reducer:
             trained = [rank for rank, t in enumerate(self._averages.used[len(self.parameters) :].tolist()) if t != 0]
         if trained:
             self._trained = trained
-            # DDP broadcasts before the next forward pass, which finds the same values. Here, a worker that evaluates alone
-            # needs no other, and all evaluate with the same statistics.
-            buffers = self._places.buffers()
-            with self.watch.broadcast(buffers):
-                self._calls.broadcast(buffers, root=trained[0])
+            self._statistics.end(root=trained[0])
         self.watch.ended(self._buckets.iteration)
         if self._buckets.iteration == self._review:
             self.finish()
