@@ -1,0 +1,152 @@
+package live
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"weft/cluster"
+	"weft/job"
+	"weft/zoo"
+)
+
+func TestParseSchedule(t *testing.T) {
+	for s, want := range map[string]Schedule{
+		"torch":  {Name: "torch"},
+		"dear":   {Name: "dear", policy: "dear"},
+		"deft:1": {Name: "deft:1", policy: "deft", delay: 1},
+	} {
+		if got, err := ParseSchedule(s); err != nil || got != want {
+			t.Errorf("%s: %+v, %v", s, got, err)
+		}
+	}
+	for _, s := range []string{"", "nonsense", "deft:0", "deft:x", "ps", "torch:1"} {
+		if _, err := ParseSchedule(s); err == nil {
+			t.Errorf("%q is taken", s)
+		}
+	}
+}
+
+func TestAgainst(t *testing.T) {
+	a, b := Row{Times: []float64{1, 4, 9}}, Row{Times: []float64{2, 2, 3, 100}}
+	if got := a.Against(&b); got != 2 { // of 1/2, 2, 3
+		t.Error(got)
+	}
+	if got := new(Row); !math.IsNaN(got.Time()) || !math.IsNaN(got.Against(&b)) {
+		t.Error("a row without times has one")
+	}
+}
+
+// stage is a program in place of weft: it notes its arguments, and does what the trainings
+// and the profile that it is asked for would leave behind.
+func stage(t *testing.T, dir string) string {
+	t.Helper()
+	j, err := zoo.Job("resnet50", "v100", zoo.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var files [2]strings.Builder
+	if err := job.Write(&files[0], j); err != nil {
+		t.Fatal(err)
+	}
+	if err := cluster.Write(&files[1], cluster.Uniform(2, 1, cluster.Link{Name: "net", Latency: 50, Bandwidth: 1e9})); err != nil {
+		t.Fatal(err)
+	}
+	for i, name := range []string{"job", "cluster"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(files[i].String()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	script := fmt.Sprintf(`#!/bin/sh
+echo "$*" >>%[1]s/said
+test -e %[1]s/fail && { echo no luck; exit 3; }
+while [ $# -gt 0 ]; do
+	case $1 in
+	--out) echo '{"bytes": 1000000, "times": [0.5, 1.5]}' >"$2" ;;
+	-o) cp %[1]s/job "$2" ;;
+	--cluster) test -e "$2" || cp %[1]s/cluster "$2" ;;
+	esac
+	shift
+done
+`, dir)
+	path := filepath.Join(dir, "weft")
+	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// A study runs each training once, in the order of turns, and what is there already never
+// again.
+func TestRun(t *testing.T) {
+	dir := t.TempDir()
+	c := Config{Weft: stage(t, dir), Python: "py", Dir: filepath.Join(dir, "out"), Hosts: 2, Models: []string{"gpt"}, Coverages: []float64{2}, Turns: 2, Steps: 9}
+	for _, s := range []string{"torch", "dear", "deft:1"} {
+		x, err := ParseSchedule(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Schedules = append(c.Schedules, x)
+	}
+	steps := 0
+	c.Step = func(done, total int) {
+		if done != steps || total != 8 {
+			t.Errorf("step %d of %d, want %d of 8", done, total, steps)
+		}
+		steps++
+	}
+	cases, err := Run(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// 1 MB in an iteration of 1 s, twice as long on the wire: 4 Mbit/s of payload.
+	x := cases[0]
+	if len(cases) != 1 || x.Alone != 1 || math.Abs(x.Rate-4e6*1514/1448) > 1e3 {
+		t.Errorf("%+v", cases)
+	}
+	for _, r := range x.Rows {
+		if len(r.Times) != 2 || r.Time() != 1 || math.IsNaN(r.Predicted) != (r.Schedule.Name == "torch") {
+			t.Errorf("%+v", r)
+		}
+	}
+	said, err := os.ReadFile(filepath.Join(dir, "said"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var order []string
+	for line := range strings.Lines(string(said)) {
+		switch {
+		case strings.Contains(line, "--with alone"):
+			order = append(order, "alone")
+		case strings.Contains(line, " profile "):
+			order = append(order, "profile")
+		case strings.Contains(line, "--with ddp"):
+			order = append(order, "torch")
+		case strings.Contains(line, "--policy dear "):
+			order = append(order, "dear")
+		case strings.Contains(line, "--policy deft ") && strings.Contains(line, "--max-delay 1"):
+			order = append(order, "deft")
+		default:
+			t.Errorf("%s", line)
+		}
+	}
+	if got := strings.Join(order, " "); got != "alone profile torch dear deft deft dear torch" {
+		t.Error(got)
+	}
+
+	if err := os.WriteFile(filepath.Join(dir, "fail"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	steps = 0
+	again, err := Run(t.Context(), c)
+	if err != nil || again[0].Rows[1].Time() != 1 {
+		t.Errorf("%+v, %v", again, err)
+	}
+	c.Turns, steps, c.Step = 3, 0, nil
+	if _, err = Run(t.Context(), c); err == nil || !strings.Contains(err.Error(), "gpt at coverage 2: torch:") || !strings.Contains(err.Error(), "no luck") {
+		t.Errorf("a training that fails: %v", err)
+	}
+}
