@@ -76,6 +76,8 @@ func testReview(t *testing.T, n network) {
 		return pass(w, after)
 	})
 	must(t, hosts, (*worker.Worker).Goodbye)
+	mu.Lock()
+	defer mu.Unlock()
 	if len(taken) != 1 {
 		t.Fatalf("reports were taken %d times, want once", len(taken))
 	}
@@ -228,15 +230,20 @@ func TestReviewChanges(t *testing.T) {
 // first review is known as such.
 func TestReviewAnotherModel(t *testing.T) {
 	j := trained()
+	var mu sync.Mutex
 	var first []bool
 	o := agent.Config{Review: &agent.Review{After: 1, Take: func(r agent.Reviewed) (d agent.Decided, err error) {
+		mu.Lock()
 		first = append(first, r.First)
+		mu.Unlock()
 		d.Decision = protocol.Decision{Change: true, Review: 1}
 		d.Schedule = &agent.Schedule{Plan: built(t, j, "mg-wfbp", plan.DefaultLimits), Limits: plan.DefaultLimits}
 		return d, r.Executable(d.Schedule)
 	}}}
 	for _, l := range []collective.Layout{{2}, {1, 2}} {
+		mu.Lock()
 		first = nil
+		mu.Unlock()
 		hosts, _ := newHosts(t, l, networks["memory"], o)
 		must(t, hosts, func(w *worker.Worker) error {
 			says := func(h protocol.Hello, want string) error {
@@ -262,8 +269,10 @@ func TestReviewAnotherModel(t *testing.T) {
 			}
 			return cmp.Or(says(does(j), "ddp"), reviews())
 		})
+		mu.Lock()
 		if want := []bool{true, false, true}; !slices.Equal(first, want) {
 			t.Errorf("first reviews: %v, want %v", first, want)
 		}
+		mu.Unlock()
 	}
 }
