@@ -244,8 +244,8 @@ func agrees(t *rapid.T, j *job.Job, c *cluster.Cluster, p *plan.Plan) (starts in
 		engine.Event
 	}
 	var events []event
-	for rank := range ranks {
-		for i := range n {
+	for i := range n { // the outer loop: where nothing takes time, an iteration is still due to the one before, on all ranks
+		for rank := range ranks {
 			for b := range p.Buckets {
 				if !declared(p, b, i) {
 					continue
