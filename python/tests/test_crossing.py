@@ -281,7 +281,8 @@ class Checkpointed(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x)
         for layer in self.inner:
-            x = checkpoint(lambda h, layer=layer: torch.tanh(layer(h)), x, use_reentrant=self.reentrant)
+            # Ranks are threads: the generator whose state a checkpoint puts back is the other rank's too, who makes a model by it.
+            x = checkpoint(lambda h, layer=layer: torch.tanh(layer(h)), x, use_reentrant=self.reentrant, preserve_rng_state=False)
         return self.last(x)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 import unittest
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Tuple
@@ -510,10 +511,18 @@ class Ranks(unittest.TestCase):
             run = compile(model)
             for step in range(5):
                 optimizer.zero_grad(**options)
-                loss(run, model, step, session.client.rank).backward()
+                if step == 0:
+                    with compiling:
+                        value = loss(run, model, step, session.client.rank)
+                    compiled.wait()
+                else:
+                    value = loss(run, model, step, session.client.rank)
+                value.backward()
                 optimizer.step()
             return model
 
+        # Threads cannot compile at the same time, nor call what is compiled while another compiles.
+        compiling, compiled = threading.Lock(), threading.Barrier(len(models), timeout=60)
         results = ranks(len(models), work, agent)
         for r in results:
             if isinstance(r, Exception):
