@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"weft/agent/protocol"
-	"weft/engine"
 	"weft/job"
 	"weft/plan"
 	"weft/profile"
@@ -157,11 +156,11 @@ func (m *measured) declared(iteration int, now time.Duration) {
 	p.Last = at
 }
 
-// transferred notes a transfer.
-func (m *measured) transferred(x engine.Action, begun, done time.Duration) {
-	if m.sees(x.Iteration) && x.Bucket >= 0 {
+// transferred notes a transfer, whose times count from an origin.
+func (m *measured) transferred(f *Flight, origin time.Time) {
+	if m.sees(f.Iteration) && f.Bucket >= 0 {
 		m.Transfers = append(m.Transfers, profile.Transfer{
-			Iteration: x.Iteration - m.first, Bytes: m.bytes[x.Bucket], Start: micros(begun), End: micros(done),
+			Iteration: f.Iteration - m.first, Bytes: m.bytes[f.Bucket], Start: micros(f.Start.Sub(origin)), End: micros(f.End.Sub(origin)),
 		})
 	}
 }

@@ -190,11 +190,11 @@ func (a *Agent) step(v engine.Event) {
 		switch x.Kind {
 		case engine.Start:
 			start := time.Now()
-			begun := a.now()
 			a.fly(s, func() error { return a.transfer(s, x) }, func() {
-				s.measured.transferred(x, begun, a.now())
+				f := Flight{x, start, time.Now()}
+				s.measured.transferred(&f, a.origin)
 				if s.given != nil && s.given.Watch != nil {
-					s.given.Watch(Flight{x, start, time.Now()})
+					s.given.Watch(f)
 				}
 				a.step(engine.Event{Kind: engine.TransferDone, Link: x.Link, Instance: x.Instance})
 			})

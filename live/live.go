@@ -22,9 +22,11 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
+	"gonum.org/v1/gonum/stat"
 
 	"weft/cluster"
 	"weft/examples"
+	"weft/internal/median"
 	"weft/job"
 	"weft/lab"
 	"weft/plan"
@@ -97,7 +99,7 @@ type Row struct {
 }
 
 // Time is the median of the turns; NaN: there is none.
-func (r *Row) Time() float64 { return median(r.Times) }
+func (r *Row) Time() float64 { return middle(r.Times) }
 
 // Against is the time by that of another row, turn by turn: the median.
 func (r *Row) Against(other *Row) float64 {
@@ -105,18 +107,18 @@ func (r *Row) Against(other *Row) float64 {
 	for i := range min(len(r.Times), len(other.Times)) {
 		all = append(all, r.Times[i]/other.Times[i])
 	}
-	return median(all)
+	return middle(all)
 }
 
 // Error is by what share the prediction differs from the time.
 func (r *Row) Error() float64 { return r.Predicted/r.Time() - 1 }
 
-func median(x []float64) float64 {
+// middle is the median; NaN of nothing.
+func middle(x []float64) float64 {
 	if len(x) == 0 {
 		return math.NaN()
 	}
-	s := slices.Sorted(slices.Values(x))
-	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
+	return median.Of(x)
 }
 
 // study is a Config under way.
@@ -139,7 +141,7 @@ func Run(ctx context.Context, c Config) ([]Case, error) {
 			return nil, err
 		}
 		for _, coverage := range c.Coverages {
-			x := Case{Model: model, Alone: mean(alone.Times), Bytes: alone.Bytes, Coverage: coverage}
+			x := Case{Model: model, Alone: stat.Mean(alone.Times, nil), Bytes: alone.Bytes, Coverage: coverage}
 			n := float64(c.Hosts)
 			x.Rate = math.Round(2 * (n - 1) / n * float64(x.Bytes) * 8 / lab.Payload / (coverage * x.Alone))
 			x.Rate = min(max(x.Rate, lab.MinRate), lab.MaxRate)
@@ -224,7 +226,7 @@ func (s *study) measure(ctx context.Context, x *Case) error {
 			if err != nil {
 				return fmt.Errorf("%s: %w", r.Schedule.Name, err)
 			}
-			r.Times = append(r.Times, mean(t.Times))
+			r.Times = append(r.Times, stat.Mean(t.Times, nil))
 		}
 	}
 	return nil
@@ -271,14 +273,6 @@ func predict(ctx context.Context, s Schedule, jobFile, clusterFile string) (floa
 type trained struct {
 	Bytes int64     `json:"bytes"` // of gradients
 	Times []float64 `json:"times"` // of iterations, seconds
-}
-
-func mean(x []float64) float64 {
-	sum := 0.0
-	for _, v := range x {
-		sum += v
-	}
-	return sum / float64(len(x))
 }
 
 // train runs one training, unless its result is there already. name tells it from others

@@ -10,10 +10,11 @@ package pilot
 import (
 	"fmt"
 	"math"
-	"slices"
 
 	"gonum.org/v1/gonum/stat"
 	"gonum.org/v1/gonum/stat/distuv"
+
+	"weft/internal/median"
 )
 
 // Config says how long to look before each decision, in iterations.
@@ -80,13 +81,13 @@ func (p *Pilot) First() int { return p.Warm + p.Profile }
 func (p *Pilot) Review(times []float64) Decision {
 	switch p.state {
 	case comparing:
-		p.windows[p.planned] = append(p.windows[p.planned], median(times[min(p.Settle, len(times)-1):]))
+		p.windows[p.planned] = append(p.windows[p.planned], median.Of(times[min(p.Settle, len(times)-1):]))
 		if p.turn++; p.turn < 2*p.Turns {
 			return p.take("")
 		}
 		return p.keep()
 	case watching:
-		return p.look(median(times))
+		return p.look(median.Of(times))
 	}
 	p.state = making
 	return Decision{Make: true}
@@ -122,7 +123,7 @@ func (p *Pilot) keep() Decision {
 		differences = append(differences, t-p.windows[false][i])
 	}
 	mean, half := Interval(differences)
-	plan, plain := median(p.windows[true]), median(p.windows[false])
+	plan, plain := median.Of(p.windows[true]), median.Of(p.windows[false])
 	planned := mean-half <= 0
 	if p.delayed {
 		planned = mean+half < 0
@@ -167,12 +168,4 @@ func Interval(x []float64) (mean, half float64) {
 	n := float64(len(x))
 	t := distuv.StudentsT{Sigma: 1, Nu: n - 1}.Quantile(0.975)
 	return mean, t * deviation / math.Sqrt(n)
-}
-
-func median(x []float64) float64 {
-	s := slices.Sorted(slices.Values(x))
-	if len(s) == 0 {
-		return 0
-	}
-	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
 }

@@ -5,7 +5,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -37,7 +36,7 @@ again, so a study that was interrupted goes on where it was.`,
 	var config live.Config
 	fs := cmd.Flags()
 	fs.StringSliceVar(&config.Models, "models", []string{"resnet18", "gpt"}, "models to train")
-	coverages := fs.StringSlice("coverage", []string{"1"}, "coverage `rates`")
+	fs.Float64SliceVar(&config.Coverages, "coverage", []float64{1}, "coverage `rates`")
 	schedules := fs.StringSlice("schedules", []string{live.DDP, "ddp", "dear", "p3", "deft:1"}, "what to compare; the first is what the others are compared with")
 	fs.IntVar(&config.Turns, "turns", 3, "turns of each schedule")
 	fs.IntVar(&config.Steps, "steps", 20, "steps of a turn that are timed")
@@ -51,15 +50,13 @@ again, so a study that was interrupted goes on where it was.`,
 			return cli.Usagef("--turns and --steps: need at least 1")
 		case config.Hosts < 2 || config.Hosts > lab.MaxHosts:
 			return cli.Usagef("--hosts %d: need 2 to %d", config.Hosts, lab.MaxHosts)
-		case len(config.Models) == 0 || len(*coverages) == 0 || len(*schedules) == 0:
+		case len(config.Models) == 0 || len(config.Coverages) == 0 || len(*schedules) == 0:
 			return cli.Usagef("--models, --coverage and --schedules: need at least one each")
 		}
-		for _, s := range *coverages {
-			x, err := strconv.ParseFloat(s, 64)
-			if err != nil || !(x > 0 && x <= 1000) {
-				return cli.Usagef("--coverage %s: need a number above 0, at most 1000", s)
+		for _, x := range config.Coverages {
+			if !(x > 0 && x <= 1000) {
+				return cli.Usagef("--coverage %g: need a number above 0, at most 1000", x)
 			}
-			config.Coverages = append(config.Coverages, x)
 		}
 		for _, s := range *schedules {
 			x, err := live.ParseSchedule(s)

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"weft/internal/cli"
+	"weft/internal/median"
 	"weft/trace/kineto"
 )
 
@@ -121,20 +122,14 @@ func collectives(m *kineto.Matched) cli.Table {
 		p.wait = append(p.wait, slices.Max(c.Wait))
 	}
 	for _, p := range positions {
-		time := median(p.transfer)
+		time := median.Of(p.transfer)
 		var rate cli.Rate
 		if time > 0 {
 			rate = cli.Rate(float64(p.bytes) / time)
 		}
-		t.Rows = append(t.Rows, cli.Row{Cells: []any{p.name, known(cli.Bytes(p.bytes)), cli.Time(time), known(rate), cli.Time(median(p.wait))}})
+		t.Rows = append(t.Rows, cli.Row{Cells: []any{p.name, known(cli.Bytes(p.bytes)), cli.Time(time), known(rate), cli.Time(median.Of(p.wait))}})
 	}
 	return t
-}
-
-func median(xs []float64) float64 {
-	slices.Sort(xs)
-	n := len(xs)
-	return (xs[(n-1)/2] + xs[n/2]) / 2
 }
 
 // natural is n, or nothing when it is negative.

@@ -83,8 +83,6 @@ class Averages:
         """before_wait is called before any wait for an average."""
         self.buckets = buckets
         self.lock = threading.RLock()
-        self.read_early = False  # a gradient was read, or written, between a pass and its step
-        self.exposed = 0  # times that somebody waited
         self._parameters = parameters
         self._before_wait = before_wait
         # By parameter, whether somebody used it, and by rank, whether it trained: a number above 0.
@@ -119,7 +117,6 @@ class Averages:
         with self.lock:
             if average.settled:
                 return
-            self.read_early |= average.step is None
             self._wait(lambda: self._has_come(average))
             self.drain()
 
@@ -175,7 +172,6 @@ class Averages:
 
     def _wait(self, come: Callable[[], bool]) -> None:
         if not come():
-            self.exposed += 1
             self._before_wait()
         while not come():
             self.buckets.receive()

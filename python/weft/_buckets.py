@@ -51,7 +51,6 @@ class Buckets:
         self._layout = layout
         self._device = device
         self.iteration = 0  # the open one
-        self.waited = 0  # times that a tensor had to wait for the bucket's last reduction before it could be put
         self._inputs_of: List[List[_Part]] = [[] for _ in shapes]
         self._parts: List[List[_Part]] = []
         copies = [layout.copy(g) for g in range(layout.buffers)]
@@ -105,7 +104,6 @@ class Buckets:
             if not self._active[part.bucket]:
                 continue
             while len(self._away[part.bucket]) >= self._layout.buffers:
-                self.waited += 1
                 self.receive()
             to = part.inputs[self.iteration % self._layout.buffers]
             if value is None:

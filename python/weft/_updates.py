@@ -16,6 +16,7 @@ import torch
 from ._barrier import own_step
 from ._guard import raw_grad, set_raw_grad
 
+
 class Step:
     """A call of step(), of which some parameters' updates are yet to be applied."""
 

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"weft/internal/interval"
+	"weft/internal/median"
 	"weft/job"
 )
 
@@ -90,7 +91,7 @@ func (t *Trace) Inspect() (*Inspection, error) {
 		for k := range x.Steps {
 			times[k] = *x.Steps[k].columns()[c]
 		}
-		*p = median(times)
+		*p = median.Of(times)
 	}
 	x.Buckets = in.bucketTimes()
 	x.Notes = in.notes()
@@ -290,7 +291,7 @@ func (in *inspector) bucketTimes() []BucketTime {
 			}
 			exposed = append(exposed, us(in.exposed[b.collective]))
 		}
-		out[k].Time, out[k].Exposed = median(times), median(exposed)
+		out[k].Time, out[k].Exposed = median.Of(times), median.Of(exposed)
 		if out[k].Time > 0 {
 			out[k].AlgBW = float64(out[k].Bytes) / out[k].Time
 		}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"weft/internal/median"
 )
 
 // Matched is several ranks' traces of one run, collective by collective. All
@@ -64,7 +66,7 @@ func Match(traces ...*Trace) (*Matched, error) {
 		for _, row := range rows {
 			diff = append(diff, row[r].end-row[0].end)
 		}
-		offsets[r] = median(diff)
+		offsets[r] = median.Of(diff)
 		m.Ranks = append(m.Ranks, RankSkew{Name: v.t.Name, Rank: v.t.Rank, Offset: offsets[r]})
 	}
 	late := make([][]float64, len(views))
@@ -99,12 +101,12 @@ func Match(traces ...*Trace) (*Matched, error) {
 		m.Collectives = append(m.Collectives, c)
 	}
 	for r := range m.Ranks {
-		m.Ranks[r].Late = median(late[r])
+		m.Ranks[r].Late = median.Of(late[r])
 		var w []float64
 		for _, x := range waits[r] {
 			w = append(w, x)
 		}
-		m.Ranks[r].Wait = median(w)
+		m.Ranks[r].Wait = median.Of(w)
 	}
 	return m, nil
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"weft/internal/interval"
+	"weft/internal/median"
 	"weft/job"
 )
 
@@ -160,7 +161,7 @@ func (d *deriver) median(of func(*sample) float64) float64 {
 	for k := range d.samples {
 		times[k] = of(&d.samples[k])
 	}
-	return median(times)
+	return median.Of(times)
 }
 
 func (d *deriver) note(format string, args ...any) {
@@ -287,19 +288,6 @@ func (d *deriver) rescale(part func(*job.Op) job.Phase) {
 			}
 		}
 	}
-}
-
-// median sorts x.
-func median(x []float64) float64 {
-	if len(x) == 0 {
-		return 0
-	}
-	slices.Sort(x)
-	m := len(x) / 2
-	if len(x)%2 == 0 {
-		return (x[m-1] + x[m]) / 2
-	}
-	return x[m]
 }
 
 // opName names an op for people: by the outermost recorded op it is part of.

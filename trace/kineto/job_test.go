@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"weft/cluster"
+	"weft/internal/median"
 	"weft/job"
 	"weft/plan"
 	"weft/policy"
@@ -1047,9 +1048,9 @@ func TestRecordedComputation(t *testing.T) {
 					}
 					steps = append(steps, computation(one))
 				}
-				got, want := computation(j), median(steps)
+				got, want := computation(j), median.Of(steps)
 				for n := range j.Ops {
-					j.Ops[n].Time = median(times[n])
+					j.Ops[n].Time = median.Of(times[n])
 				}
 				t.Logf("a step computes %.1f us, the job %.1f us; medians sum to %.1f us, %+.1f %%", want, got, computation(j), 100*(computation(j)-want)/want)
 				if math.Abs(got-want) > 0.01*want {
