@@ -76,7 +76,7 @@ func Run(ctx context.Context, c RunConfig, command []string) (err error) {
 	case first != nil:
 		return &launch.Failed{Code: first.Code, Err: fmt.Errorf("host %d ended: %s", first.Rank, first.How())}
 	}
-	return nil
+	return g.Unwritten()
 }
 
 // Environment is what launchers give to workers, for one worker a host, and to

@@ -115,6 +115,7 @@ type Group struct {
 	alive  map[int]bool            // the process groups; each has the number of its worker
 	sent   map[syscall.Signal]bool // to all
 	failed []*Exit                 // in the order in which they ended
+	lost   error                   // of what workers have printed, the first
 }
 
 // Start starts all workers, or none, on Linux alone. They are stopped when ctx ends.
@@ -164,7 +165,7 @@ func (g *Group) start() error {
 		}
 		w.SysProcAttr = leader()
 		x := &worker{Cmd: w, rank: rank}
-		if err := x.start(g.Out, g.Err, out); err != nil {
+		if err := x.start(g.Out, g.Err, out, g.unwritten); err != nil {
 			return fmt.Errorf("starting rank %d: %w", rank, err)
 		}
 		g.mu.Lock()
@@ -193,7 +194,7 @@ type worker struct {
 	copying sync.WaitGroup
 }
 
-func (w *worker) start(out, err io.Writer, lines *sync.Mutex) error {
+func (w *worker) start(out, err io.Writer, lines *sync.Mutex, failed func(error)) error {
 	for _, x := range []struct {
 		end *io.Writer
 		to  io.Writer
@@ -206,7 +207,9 @@ func (w *worker) start(out, err io.Writer, lines *sync.Mutex) error {
 		*x.end = in
 		w.printed = append(w.printed, r)
 		w.copying.Go(func() {
-			copyLines(x.to, r, fmt.Sprintf("[%d] ", w.rank), lines)
+			if err := copyLines(x.to, r, fmt.Sprintf("[%d] ", w.rank), lines); err != nil {
+				failed(err)
+			}
 			r.Close()
 		})
 	}
@@ -258,6 +261,16 @@ func exit(rank int, s *os.ProcessState) *Exit {
 func (g *Group) Wait() []*Exit {
 	g.own.Wait()
 	return g.failed
+}
+
+// Unwritten is a [*Failed] if something that workers printed could not be written, once
+// Wait has returned.
+func (g *Group) Unwritten() error { return g.lost }
+
+func (g *Group) unwritten(err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.lost = cmp.Or[error](g.lost, &Failed{Code: 1, Err: fmt.Errorf("not all that workers printed could be written: %w", err)})
 }
 
 // Stop makes all workers end: by themselves in the time that Settle gives, else by
@@ -317,8 +330,9 @@ func (g *Group) supervise() {
 const maxLine = 64 << 10
 
 // copyLines copies lines as they end, each behind a prefix. A carriage return ends
-// one too, as progress bars have it.
-func copyLines(to io.Writer, from io.Reader, prefix string, one *sync.Mutex) {
+// one too, as progress bars have it. All is read, whatever becomes of it; the first error
+// of writing is returned.
+func copyLines(to io.Writer, from io.Reader, prefix string, one *sync.Mutex) (lost error) {
 	lines := bufio.NewScanner(from)
 	lines.Buffer(nil, 2*maxLine)
 	lines.Split(func(b []byte, end bool) (int, []byte, error) {
@@ -337,7 +351,9 @@ func copyLines(to io.Writer, from io.Reader, prefix string, one *sync.Mutex) {
 			b = append(b, '\n')
 		}
 		one.Lock()
-		to.Write(b)
+		_, err := to.Write(b)
 		one.Unlock()
+		lost = cmp.Or(lost, err)
 	}
+	return lost
 }

@@ -33,10 +33,42 @@ func TestCopyLines(t *testing.T) {
 	} {
 		for _, from := range []io.Reader{strings.NewReader(in), iotest.HalfReader(strings.NewReader(in))} {
 			var out bytes.Buffer
-			copyLines(&out, from, "[3] ", new(sync.Mutex))
+			if err := copyLines(&out, from, "[3] ", new(sync.Mutex)); err != nil {
+				t.Error(err)
+			}
 			if got := out.String(); got != want && len(in) < maxLine || strings.ReplaceAll(strings.ReplaceAll(got, "[3] ", ""), "\n", "") != strings.ReplaceAll(in, "\n", "") {
 				t.Errorf("%.20q: %.80q, want %.80q", in, got, want)
 			}
+		}
+	}
+}
+
+// A worker whose output cannot be written goes on, and is not the one that fails.
+func TestUnwritten(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer full.Close()
+	for _, errs := range []bool{false, true} {
+		var out bytes.Buffer
+		c := Config{Command: []string{"sh", "-c", "for i in $(seq 20000); do echo $i; echo $i >&2; done"}, Place: Place{Workers: 2, World: 2}, Out: full, Err: &out}
+		if errs {
+			c.Out, c.Err = c.Err, c.Out
+		}
+		g, err := Start(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if failed := g.Wait(); failed != nil {
+			t.Errorf("failed %+v", failed)
+		}
+		var lost *Failed
+		if err := g.Unwritten(); !errors.As(err, &lost) || lost.Code != 1 || !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("unwritten: %v", err)
+		}
+		if n := strings.Count(out.String(), "\n"); n != 40000 {
+			t.Errorf("%d lines of the other output", n)
 		}
 	}
 }

@@ -70,7 +70,7 @@ func Run(ctx context.Context, c Config, command []string) (err error) {
 	close(ended)
 	watching.Wait()
 	c.note(a)
-	return outcome(ctx, failed, a.Err())
+	return cmp.Or(outcome(ctx, failed, a.Err()), g.Unwritten())
 }
 
 // outcome is how the training ended, from those of this host's workers that failed,

@@ -16,6 +16,7 @@ import (
 	"weft/launch"
 	"weft/pilot"
 	"weft/plan"
+	"weft/policy"
 	"weft/policy/all"
 	"weft/policy/fusion"
 )
@@ -70,6 +71,8 @@ func (x *planned) check(p launch.Place) error {
 	switch {
 	case x.file != "" && x.making.Policy != "":
 		return cli.Usagef("--plan has a plan and --policy makes one: give one of them")
+	case servers(x.making.Policy):
+		return cli.Usagef("--policy %s pushes to parameter servers, and weft run has none: its workers reduce among themselves. weft compare simulates such policies", x.making.Policy)
 	case x.file != "":
 		return cmp.Or(noneOf(x.building, "is for --policy, which makes a plan: --plan has one"), x.making.LimitFlags.Check())
 	case x.making.Policy == "":
@@ -95,6 +98,12 @@ func (x *planned) check(p launch.Place) error {
 		}
 	}
 	return cmp.Or(x.inputs.Check(x.network), x.making.Check(x.building, &x.inputs))
+}
+
+// servers reports whether a policy's plans need parameter servers.
+func servers(name string) bool {
+	p, err := all.Lookup(name)
+	return err == nil && p.Class == policy.Servers
 }
 
 // choice has the training choose by itself, if no plan is given and no job to make one of;
