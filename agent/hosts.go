@@ -32,6 +32,7 @@ const (
 const (
 	newsBytes = 4 << 10
 	newsTime  = 2 * time.Second // how long the last word may take
+	soon      = time.Second     // after which others are told what is waited for: they may wait for this host
 )
 
 // assumed is the link between hosts, as long as nobody has measured it: how buckets
@@ -112,8 +113,9 @@ type news struct {
 	Late  *protocol.Failed `json:"late,omitzero"` // answers Waits
 }
 
-// waits is what a host has waited for long.
+// waits is what a host waits for.
 type waits struct {
+	Long      bool    `json:"long"` // for so long as Patience says, and users are to know
 	Agreement *uint64 `json:"agreement,omitzero"` // or else a transfer
 	Session   uint64  `json:"session"`
 	Declared  int     `json:"declared"` // generations that all its workers have declared
@@ -153,7 +155,7 @@ func (a *Agent) hear(host int, n news, err error) bool {
 	case n.Waits != nil && !a.ended:
 		a.awaits[host] = n.Waits
 		a.cross()
-		if f := a.behind(n.Waits); f != nil {
+		if f := a.behind(n.Waits); f != nil && n.Waits.Long {
 			a.warn(f)
 			late := describe(f)
 			a.tellHost(host, news{Late: &late})
@@ -233,8 +235,9 @@ func (a *Agent) behind(w *waits) *engine.Failure {
 	return a.session.engine.Behind(w.Link, w.Instance)
 }
 
-// askHosts asks the others whom this host waits for, once for each thing, and ends
-// training when they have not agreed in time. The engine does that for transfers.
+// askHosts tells the others what this host waits for, once for each thing, and asks whom
+// if it has waited long. It ends training when they have not agreed in time; the engine
+// does that for transfers.
 func (a *Agent) askHosts() {
 	if a.net == nil || a.ended {
 		return
@@ -247,10 +250,10 @@ func (a *Agent) askHosts() {
 			a.failf(-1, "rank %d has waited %v for other hosts to say hello, or make a call, as it did", a.Ranks[0], waited.Round(time.Millisecond))
 			return
 		}
-		if waited <= a.Patience {
+		if waited <= soon && waited <= a.Patience {
 			return
 		}
-		w.Agreement = &op
+		w.Agreement, w.Long = &op, waited > a.Patience
 		if a.session != nil {
 			w.Session, w.Declared = a.session.epoch, a.session.engine.Declared(0)
 			for i := range a.workers {
@@ -262,7 +265,7 @@ func (a *Agent) askHosts() {
 		if !ok {
 			return
 		}
-		w.Session, w.Link, w.Instance = a.session.epoch, link, instance
+		w = waits{Long: true, Session: a.session.epoch, Link: link, Instance: instance}
 	}
 	b, err := protocol.Encode(w)
 	if err != nil || string(b) == a.asked || w == (waits{}) {
