@@ -482,12 +482,12 @@ func (a *Agent) take(conn *net.UnixConn, who *int, m protocol.Message) error {
 		a.session.measured.declared(m.Iteration, a.now())
 		a.step(engine.Event{Kind: engine.Ready, Rank: rank, Bucket: m.Index, Iteration: m.Iteration})
 		a.cross()
-	case protocol.KindBoundary, protocol.KindOp:
+	case protocol.KindBoundary, protocol.KindOp, protocol.KindMoved:
 		if a.session == nil || a.workers[w].hello != nil {
 			a.failf(rank, "rank %d ended %v %d before it was welcome", rank, m.Kind, m.Index)
 			return nil
 		}
-		a.step(engine.Event{Kind: progress[m.Kind], Rank: rank, Op: job.OpID(m.Index), Iteration: m.Iteration})
+		a.step(engine.Event{Kind: progress[m.Kind], Rank: rank, Op: job.OpID(m.Index), Bucket: m.Index, Iteration: m.Iteration})
 	case protocol.KindCall:
 		if err := a.called(w, m); err != nil {
 			a.failf(rank, "rank %d: call %d: %w", rank, m.Index, err)
@@ -505,7 +505,7 @@ func (a *Agent) take(conn *net.UnixConn, who *int, m protocol.Message) error {
 }
 
 // progress are the messages about it.
-var progress = map[protocol.Kind]engine.EventKind{protocol.KindBoundary: engine.Boundary, protocol.KindOp: engine.OpDone}
+var progress = map[protocol.Kind]engine.EventKind{protocol.KindBoundary: engine.Boundary, protocol.KindOp: engine.OpDone, protocol.KindMoved: engine.Moved}
 
 // hello notes who a worker is and what it has, and returns its place.
 func (a *Agent) hello(conn *net.UnixConn, who int, m protocol.Message) (int, error) {

@@ -176,7 +176,7 @@ func TestReviewChanges(t *testing.T) {
 		hosts, _ := newHosts(t, l, networks["memory"], o)
 		sum := means(t, j, l)
 		must(t, hosts, func(w *worker.Worker) error {
-			y := &trainee{w, j, sum, nil}
+			y := &trainee{w, j, sum, nil, nil}
 			for _, x := range []struct {
 				policy  string
 				reviews []int // after so many iterations

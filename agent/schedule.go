@@ -65,12 +65,12 @@ func (x *Schedule) executable(j *job.Job, alone bool) error {
 	if n := len(x.Plan.Programs); n > maxLinks {
 		return fmt.Errorf("the plan has programs for %d links, and agents execute at most %d", n, maxLinks)
 	}
-	declared := make([]bool, len(x.Plan.Buckets))
+	declared, workers := make([]bool, len(x.Plan.Buckets)), x.workersLink()
 	for l := range x.Plan.Programs {
 		p := &x.Plan.Programs[l]
 		for i := range p.Transfers {
 			t := &p.Transfers[i]
-			if err := x.transferable(t, j); err != nil {
+			if err := x.transferable(t, j, p.Link == workers); err != nil {
 				what := fmt.Sprintf("bucket %d", t.Bucket)
 				if t.Bucket < 0 {
 					what = fmt.Sprintf("the job's own collective %d", t.Collective)
@@ -90,7 +90,16 @@ func (x *Schedule) executable(j *job.Job, alone bool) error {
 	return nil
 }
 
-func (x *Schedule) transferable(t *plan.Transfer, j *job.Job) error {
+// workersLink is that of the plan whose transfers the workers run; "": there is none.
+func (x *Schedule) workersLink() string {
+	if x == nil || x.Replay || !slices.ContainsFunc(x.Plan.Programs, func(p plan.Program) bool { return p.Link == protocol.C10D && len(p.Transfers) > 0 }) {
+		return ""
+	}
+	return protocol.C10D
+}
+
+// transferable refuses a transfer that agents, or if they run it the workers, cannot run.
+func (x *Schedule) transferable(t *plan.Transfer, j *job.Job, workers bool) error {
 	if t.Kind == cluster.Push || t.Kind == cluster.Pull {
 		return errors.New("agents reduce among workers, and have no parameter servers")
 	}
@@ -101,6 +110,9 @@ func (x *Schedule) transferable(t *plan.Transfer, j *job.Job) error {
 	}
 	if t.Bucket < 0 {
 		return nil
+	}
+	if workers && t.Kind != cluster.AllReduce {
+		return errors.New("workers run all-reduces alone: torch.distributed cuts one in halves as it likes")
 	}
 	first := x.Plan.Buckets[t.Bucket].Slices[0].Tensor
 	for _, s := range x.Plan.Buckets[t.Bucket].Slices {
@@ -132,6 +144,10 @@ func (x *Schedule) layout(h *protocol.Hello, alone bool) (l *layout, note string
 	if err := x.executable(l.job, alone); err != nil {
 		return nil, "", err
 	}
+	workers := x.workersLink() != ""
+	if workers && h.C10D == "" {
+		return nil, "", fmt.Errorf("the plan sends over link %s, through torch.distributed, and the workers do not: wrap(model, optimizer, c10d=\"gloo\"), or give a plan without that link", protocol.C10D)
+	}
 	if !x.Replay {
 		if l.plan, note, err = x.adapt(j, h.Boundaries); err != nil {
 			return nil, "", err
@@ -141,6 +157,10 @@ func (x *Schedule) layout(h *protocol.Hello, alone bool) (l *layout, note string
 		return nil, "", err
 	}
 	l.describe()
+	if l.welcome.C10D = workers; workers {
+		through := fmt.Sprintf("what the plan sends over link %s, torch.distributed (%s) adds in an order of its own: weights are those of other plans within rounding", protocol.C10D, h.C10D)
+		note = strings.TrimPrefix(note+"; "+through, "; ")
+	}
 	return l, note, nil
 }
 
@@ -382,7 +402,7 @@ func (a *Agent) programs(s *session) ([][]*collective.Program, error) {
 		made := map[key]*collective.Program{}
 		for i := range s.plan.Programs[x].Transfers {
 			t := &s.plan.Programs[x].Transfers[i]
-			if t.Bucket < 0 && !s.replays() {
+			if t.Bucket < 0 && !s.replays() || s.workersRun(x) {
 				out[x] = append(out[x], nil)
 				continue
 			}
@@ -424,7 +444,11 @@ func (a *Agent) links(l *layout) ([]Link, error) {
 	}
 	var out []Link
 	used := 0
-	for _, x := range l.plan.Programs {
+	for i, x := range l.plan.Programs {
+		if l.workersRun(i) {
+			out = append(out, Link{})
+			continue
+		}
 		rail := 0
 		if len(x.Transfers) > 0 {
 			used++
@@ -441,6 +465,11 @@ func (a *Agent) links(l *layout) ([]Link, error) {
 		a.Warn(fmt.Sprintf("the plan sends over %d links, and one network joins the hosts: they share it (weft run --rails has several)", used))
 	}
 	return out, nil
+}
+
+// workersRun says that the workers run the transfers of a link.
+func (l *layout) workersRun(link int) bool {
+	return l.welcome.C10D && l.plan.Programs[link].Link == protocol.C10D
 }
 
 // replays says that the workers play a job.

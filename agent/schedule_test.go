@@ -231,6 +231,7 @@ type trainee struct {
 	job   *job.Job
 	means func(generation, tensor int) []byte
 	done  map[[2]int]bool // bucket and iteration
+	moved map[[2]int]bool // likewise, of those that workers have reduced
 }
 
 // last is the iteration that ends a generation.
@@ -297,7 +298,11 @@ func (x *trainee) apply(generation, tensor int) error {
 		if err := x.wait(b, x.last(generation)); err != nil {
 			return err
 		}
-		at := worker.Region(x.Output, x.Welcome.Place(b, x.last(generation)))
+		from := x.Output
+		if x.moved[[2]int{b, x.last(generation)}] {
+			from = x.Input
+		}
+		at := worker.Region(from, x.Welcome.Place(b, x.last(generation)))
 		for _, s := range parts {
 			if int(s.Tensor) == tensor {
 				left -= s.Length
@@ -439,7 +444,7 @@ func TestPlans(t *testing.T) {
 					if !x.is(&w.Welcome) || w.Welcome.Policy != x.plan.Policy || w.Welcome.Digest != x.plan.Digest() {
 						return fmt.Errorf("welcome %+v", w.Welcome)
 					}
-					y := &trainee{w, j, sum, map[[2]int]bool{}}
+					y := &trainee{w, j, sum, map[[2]int]bool{}, nil}
 					for _, n := range []int{3*x.plan.Period + 2, 2} { // then all say hello again
 						y.done = map[[2]int]bool{}
 						for i := range n {
@@ -520,7 +525,7 @@ func TestPlanBehindBarrier(t *testing.T) {
 			if u := w.Welcome.Updates; len(u) != 1 || u[0].At != "step" || u[0].Iteration != 0 || u[0].Tensors != nil {
 				return fmt.Errorf("updates %+v", u)
 			}
-			y := &trainee{w, j, sum, map[[2]int]bool{}}
+			y := &trainee{w, j, sum, map[[2]int]bool{}, nil}
 			for i := range 3 {
 				if err := y.iterate(i); err != nil {
 					return err
@@ -545,7 +550,7 @@ func TestPlanLost(t *testing.T) {
 			if err := w.Hello(does(j)); err != nil {
 				return err
 			}
-			y := &trainee{w, j, sum, map[[2]int]bool{}}
+			y := &trainee{w, j, sum, map[[2]int]bool{}, nil}
 			for i := range 1000 {
 				if w.Rank == 2 && i == 4 {
 					return w.Close()
@@ -578,7 +583,7 @@ func TestFlushRefused(t *testing.T) {
 		if err := w.Hello(does(j)); err != nil {
 			return err
 		}
-		y := &trainee{w, j, sum, map[[2]int]bool{}}
+		y := &trainee{w, j, sum, map[[2]int]bool{}, nil}
 		if w.Rank == 0 {
 			if err := y.declare(0); err != nil {
 				return err
@@ -610,7 +615,7 @@ func trainOver(t *testing.T, hosts []*host, j *job.Job, p *plan.Plan, iterations
 		if err := w.Hello(does(j)); err != nil {
 			return err
 		}
-		y := &trainee{w, j, sum, map[[2]int]bool{}}
+		y := &trainee{w, j, sum, map[[2]int]bool{}, nil}
 		for i := range iterations {
 			if each != nil {
 				each(w, i)

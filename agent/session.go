@@ -28,6 +28,8 @@ type session struct {
 	output  *region
 	flights int // transfers and calls that use the memory
 
+	moving map[int]time.Time // by instance, transfers that workers run: since when
+
 	flushing int // the call
 
 	measured *measured // nil: nobody reviews
@@ -39,7 +41,7 @@ type session struct {
 
 func (a *Agent) newSession(l *layout) (*session, error) {
 	replay := l.replays()
-	e, err := engine.New(engine.Config{Plan: l.plan, Job: l.job, Ranks: a.Ranks, SeesOps: replay, Timeout: a.Timeout})
+	e, err := engine.New(engine.Config{Plan: l.plan, Job: l.job, Ranks: a.Ranks, SeesOps: replay, Workers: l.given.workersLink(), Timeout: a.Timeout})
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +56,7 @@ func (a *Agent) newSession(l *layout) (*session, error) {
 	if err := enough(len(a.Ranks)+1, size); err != nil {
 		return nil, err
 	}
-	s := &session{layout: l, engine: e, epoch: a.agreements, measured: m}
+	s := &session{layout: l, engine: e, epoch: a.agreements, measured: m, moving: map[int]time.Time{}}
 	if !a.alone() {
 		if s.links, err = a.links(l); err != nil {
 			return nil, err
@@ -190,15 +192,22 @@ func (a *Agent) step(v engine.Event) {
 		switch x.Kind {
 		case engine.Start:
 			start := time.Now()
+			if s.workersRun(x.Link) {
+				s.flights++
+				s.moving[x.Instance] = start
+				a.all(protocol.Message{Kind: protocol.KindStart, Index: x.Bucket, Iteration: x.Iteration})
+				continue
+			}
 			a.fly(s, func() error { return a.transfer(s, x) }, func() {
-				f := Flight{x, start, time.Now()}
-				s.measured.transferred(&f, a.origin)
-				if s.given != nil && s.given.Watch != nil {
-					s.given.Watch(f)
-				}
+				a.transferred(s, x, start)
 				a.step(engine.Event{Kind: engine.TransferDone, Link: x.Link, Instance: x.Instance})
 			})
 		case engine.Complete:
+			if s.workersRun(x.Link) {
+				s.flights--
+				a.transferred(s, x, s.moving[x.Instance])
+				delete(s.moving, x.Instance)
+			}
 			m := protocol.Message{Kind: protocol.KindDone, Index: x.Bucket, Iteration: x.Iteration}
 			if x.Bucket < 0 {
 				m.Index = len(s.plan.Buckets) + x.Transfer.Collective
@@ -210,6 +219,15 @@ func (a *Agent) step(v engine.Event) {
 			a.fail(x.Failure)
 			return
 		}
+	}
+}
+
+// transferred notes that a transfer which began at start is done.
+func (a *Agent) transferred(s *session, x engine.Action, start time.Time) {
+	f := Flight{x, start, time.Now()}
+	s.measured.transferred(&f, a.origin)
+	if s.given != nil && s.given.Watch != nil {
+		s.given.Watch(f)
 	}
 }
 

@@ -31,6 +31,10 @@ type Config struct {
 	// others. Without it a plan with such gates is refused, and collectives are
 	// skipped: workers make those calls themselves.
 	SeesOps bool
+	// Workers names the link whose transfers the workers of all hosts run themselves, once
+	// they are told to: one is done here when all workers of this host have told so by Moved;
+	// "": there is none.
+	Workers string
 	// Timeout bounds how long a transfer may take, and how long a bucket that one
 	// worker has declared may wait for another; 0: no bound.
 	Timeout time.Duration
@@ -48,6 +52,8 @@ const (
 	OpDone
 	// TransferDone: the transfer that Start named by Link and Instance is done.
 	TransferDone
+	// Moved: Rank has done its part of the transfer of Bucket and Iteration that workers run.
+	Moved
 	// Left: Rank has ended its training in order.
 	Left
 	// PeerLost: Rank, of this host or another, is gone; Err says how.
@@ -75,7 +81,8 @@ type Event struct {
 type ActionKind uint8
 
 const (
-	// Start: run Transfer. Link and Instance name it in the event of its end.
+	// Start: run Transfer, or on the link of [Config.Workers] have the workers run it. Link and
+	// Instance name it in the event of its end.
 	Start ActionKind = iota
 	// Complete: Bucket of Generation is reduced, or if it is -1 the job's collective
 	// Transfer.Collective of Iteration done; tell the workers.
@@ -118,6 +125,7 @@ type Engine struct {
 type link struct {
 	program *plan.Program
 	idle    bool     // nothing of it is the engine's
+	workers bool     // run its transfers
 	oldest  int      // generation, relative to the period, of its transfers
 	gates   []gates  // by transfer
 	head    int      // instance: next to start
@@ -128,6 +136,7 @@ type link struct {
 type flight struct {
 	instance int
 	started  time.Duration
+	moved    []bool // by local worker, if these run it: whether it has done its part
 }
 
 // gates are what a transfer waits for, besides its gradient.
@@ -185,7 +194,7 @@ func New(c Config) (*Engine, error) {
 		})
 	}
 	for l := range p.Programs {
-		x := link{program: &p.Programs[l]}
+		x := link{program: &p.Programs[l], workers: c.Workers != "" && p.Programs[l].Link == c.Workers}
 		x.idle = !slices.ContainsFunc(x.program.Transfers, func(t plan.Transfer) bool { return t.Bucket >= 0 || c.SeesOps })
 		for i := range x.program.Transfers {
 			t := &x.program.Transfers[i]
@@ -320,6 +329,8 @@ func (e *Engine) take(now time.Duration, v Event) *Failure {
 	switch v.Kind {
 	case Ready:
 		return e.ready(now, w, v.Bucket, v.Iteration)
+	case Moved:
+		return e.moved(v, w)
 	case Boundary:
 		return e.ends(v, e.ended, w, "")
 	case OpDone:
@@ -330,6 +341,9 @@ func (e *Engine) take(now time.Duration, v Event) *Failure {
 		return e.ends(v, x, w, fmt.Sprintf("op %d of ", v.Op))
 	case Left:
 		e.left[w] = true
+		if f := e.unmoved(now, w, fmt.Errorf("rank %d has ended its training", v.Rank)); f != nil {
+			return f
+		}
 		for b := range e.buckets {
 			if f := e.abandoned(b); f != nil {
 				return f
@@ -385,6 +399,23 @@ func (e *Engine) ready(now time.Duration, w, b, iteration int) *Failure {
 		x.since = now
 	}
 	return e.abandoned(b)
+}
+
+// moved notes that worker w has done its part of a transfer that workers run.
+func (e *Engine) moved(v Event, w int) *Failure {
+	for l := range e.links {
+		for _, f := range e.links[l].flying {
+			if f.moved == nil || e.links[l].transfer(f.instance).Bucket != v.Bucket || e.iteration(l, f.instance) != v.Iteration || f.moved[w] {
+				continue
+			}
+			f.moved[w] = true
+			if slices.Contains(f.moved, false) {
+				return nil
+			}
+			return e.finish(l, f.instance)
+		}
+	}
+	return &Failure{Rank: v.Rank, Bucket: -1, Iteration: v.Iteration, Err: fmt.Errorf("rank %d moved bucket %d of iteration %d, which it was not told to", v.Rank, v.Bucket, v.Iteration)}
 }
 
 // drain begins a flush. All workers must have declared the same.
@@ -464,7 +495,11 @@ func (e *Engine) dispatch(now time.Duration, l int) {
 		if w.Transfers > 0 && len(x.flying) >= w.Transfers || w.Bytes > 0 && x.bytes >= w.Bytes || !e.open(l) {
 			return
 		}
-		x.flying = append(x.flying, flight{x.head, now})
+		f := flight{instance: x.head, started: now}
+		if x.workers {
+			f.moved = make([]bool, len(e.Ranks))
+		}
+		x.flying = append(x.flying, f)
 		x.bytes += e.bytes(x.transfer(x.head))
 		e.act(Start, l, x.head)
 	}

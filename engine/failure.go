@@ -66,6 +66,9 @@ func (e *Engine) flying(now time.Duration, rank, l int, f flight, err error) *Fa
 func (e *Engine) lost(now time.Duration, rank, w int, cause error) *Failure {
 	err := fmt.Errorf("rank %d is lost: %w", rank, cause)
 	if w >= 0 {
+		if f := e.unmoved(now, w, err); f != nil {
+			return f
+		}
 		if b, g, ok := e.owed(w); ok {
 			return e.about(rank, b, g, Gradient, e.waiting(now, b, g), err)
 		}
@@ -79,6 +82,19 @@ func (e *Engine) lost(now time.Duration, rank, w int, cause error) *Failure {
 		return e.about(rank, b, g, Gradient, e.waiting(now, b, g), err)
 	}
 	return &Failure{Rank: rank, Bucket: -1, Err: err}
+}
+
+// unmoved makes a failure of a transfer of which a worker has yet to do its part; nil: there
+// is none.
+func (e *Engine) unmoved(now time.Duration, w int, err error) *Failure {
+	for l := range e.links {
+		for _, f := range e.links[l].flying {
+			if f.moved != nil && !f.moved[w] {
+				return e.flying(now, e.Ranks[w], l, f, err)
+			}
+		}
+	}
+	return nil
 }
 
 // owed is the bucket that a worker had to declare next, in program order, and of
@@ -125,10 +141,19 @@ func (e *Engine) abandoned(b int) *Failure {
 }
 
 // Behind is what a transfer waits for here that another host has started: the worker
-// that has yet to declare its gradient, or that of an earlier transfer of the link;
-// nil: none.
+// that has yet to declare its gradient, or that of an earlier transfer of the link, or to
+// do its part of it; nil: none.
 func (e *Engine) Behind(link, instance int) *Failure {
-	if link < 0 || link >= len(e.links) || instance < e.links[link].head {
+	if link < 0 || link >= len(e.links) {
+		return nil
+	}
+	if at, flying := e.links[link].find(instance); flying {
+		f := e.links[link].flying[at]
+		if w := f.slow(); w >= 0 {
+			return e.flying(0, e.Ranks[w], link, flight{instance: instance}, fmt.Errorf("rank %d is too slow", e.Ranks[w]))
+		}
+	}
+	if instance < e.links[link].head {
 		return nil
 	}
 	head := e.links[link].head
@@ -142,6 +167,14 @@ func (e *Engine) Behind(link, instance int) *Failure {
 		}
 	}
 	return nil
+}
+
+// slow is a worker that has yet to do its part of a transfer, where another one has; -1: none.
+func (f *flight) slow() int {
+	if !slices.Contains(f.moved, true) {
+		return -1
+	}
+	return slices.Index(f.moved, false)
 }
 
 // LateTransfer finds one that is in flight for longer than that.
@@ -173,7 +206,11 @@ func (e *Engine) Late(now, than time.Duration) *Failure {
 	if l, instance, ok := e.LateTransfer(now, than); ok {
 		x := &e.links[l]
 		at, _ := x.find(instance)
-		return e.flying(now, -1, l, x.flying[at], fmt.Errorf("%s on link %s takes too long", x.transfer(instance).Kind, x.program.Link))
+		f := x.flying[at]
+		if w := f.slow(); w >= 0 {
+			return e.flying(now, e.Ranks[w], l, f, fmt.Errorf("rank %d is too slow", e.Ranks[w]))
+		}
+		return e.flying(now, -1, l, f, fmt.Errorf("%s on link %s takes too long", x.transfer(instance).Kind, x.program.Link))
 	}
 	return nil
 }

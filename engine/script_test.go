@@ -18,7 +18,7 @@ import (
 
 // TestScripts runs testdata/*. The commands:
 //
-//	plan [ranks=2] [period=N] [generations=(1,2)] [buffers=N] [timeout=MS] [ops=N]
+//	plan [ranks=2] [period=N] [generations=(1,2)] [buffers=N] [timeout=MS] [ops=N] [workers=LINK]
 //	    a plan whose input is its transfers, one a line: link, kind, bucket, then
 //	    generation=N and gates: gradient, op=OP.ITERATION, boundary=ITERATION,
 //	    done=LINK.POSITION. A line "window LINK transfers=N bytes=N" bounds a link,
@@ -27,7 +27,7 @@ import (
 //	run
 //	    events, one a line, and below each what it makes the engine do:
 //	    ready RANK BUCKET ITERATION, boundary RANK ITERATION, op RANK OP ITERATION,
-//	    done LINK INSTANCE,
+//	    done LINK INSTANCE, moved RANK BUCKET ITERATION,
 //	    left RANK, lost RANK CAUSE, flush, tick. "at MS" in front moves the time on.
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
@@ -60,6 +60,8 @@ func (s *script) plan(t *testing.T, d *datadriven.TestData) error {
 	d.MaybeScanArgs(t, "timeout", &timeout)
 	d.MaybeScanArgs(t, "buffers", &p.Buffers)
 	d.MaybeScanArgs(t, "ops", &ops)
+	workers := ""
+	d.MaybeScanArgs(t, "workers", &workers)
 	for _, a := range d.CmdArgs {
 		if a.Key == "generations" {
 			lengths = nil
@@ -86,7 +88,7 @@ func (s *script) plan(t *testing.T, d *datadriven.TestData) error {
 		j.Collectives = []job.Collective{{Name: "buffers", Kind: "broadcast", Bytes: 8, After: []job.OpID{0}}}
 	}
 	p.Tensors = j.TensorsFingerprint()
-	c := Config{Plan: p, Job: j, SeesOps: ops > 0, Timeout: time.Duration(timeout) * time.Millisecond}
+	c := Config{Plan: p, Job: j, SeesOps: ops > 0, Workers: workers, Timeout: time.Duration(timeout) * time.Millisecond}
 	for r := range ranks {
 		c.Ranks = append(c.Ranks, r)
 	}
@@ -188,6 +190,8 @@ func (s *script) event(words []string) Event {
 	switch words[0] {
 	case "ready":
 		return Event{Kind: Ready, Rank: n(1), Bucket: n(2), Iteration: n(3)}
+	case "moved":
+		return Event{Kind: Moved, Rank: n(1), Bucket: n(2), Iteration: n(3)}
 	case "boundary":
 		return Event{Kind: Boundary, Rank: n(1), Iteration: n(2)}
 	case "op":

@@ -16,7 +16,7 @@ import (
 )
 
 // Version of the protocol.
-const Version = 2
+const Version = 3
 
 // MaxPayload bounds what one message carries, bytes.
 const MaxPayload = 64 << 20
@@ -37,9 +37,11 @@ const (
 	KindGoodbye
 	KindBoundary
 	KindOp
+	KindStart
+	KindMoved
 )
 
-var kindNames = []string{"0", "hello", "welcome", "ready", "done", "call", "returned", "failed", "goodbye", "boundary", "op"}
+var kindNames = []string{"0", "hello", "welcome", "ready", "done", "call", "returned", "failed", "goodbye", "boundary", "op", "start", "moved"}
 
 func (k Kind) String() string {
 	if int(k) < len(kindNames) {
@@ -47,6 +49,9 @@ func (k Kind) String() string {
 	}
 	return fmt.Sprint(uint8(k))
 }
+
+// C10D names the link of a plan whose transfers the workers run through torch.distributed.
+const C10D = "c10d"
 
 // Message is one message of either side.
 type Message struct {
@@ -71,8 +76,11 @@ type Hello struct {
 	// all gradients are reduced ("global"); left out: global.
 	Mode string `json:"mode,omitzero"`
 	// Boundaries says that this worker tells the ends of iterations.
-	Boundaries bool     `json:"boundaries,omitzero"`
-	Tensors    []Tensor `json:"tensors"`
+	Boundaries bool `json:"boundaries,omitzero"`
+	// C10D is the backend of torch.distributed through which this worker reduces what it is
+	// told to; "": it does not.
+	C10D    string   `json:"c10d,omitzero"`
+	Tensors []Tensor `json:"tensors"`
 }
 
 // Tensor is one of a worker's gradients.
@@ -110,6 +118,9 @@ type Welcome struct {
 	Order   [][]int32 `json:"order,omitzero"`
 	OrderOf string    `json:"order_of,omitzero"`
 
+	// C10D says that this worker will be told to reduce some buckets through
+	// torch.distributed.
+	C10D bool `json:"c10d,omitzero"`
 	// Review is after how many iterations the worker makes a call of this kind; 0: never.
 	// The Profile iterations before the last one are to be measured op by op.
 	Review  int `json:"review,omitzero"`
@@ -273,7 +284,7 @@ func (r *Reader) Next() (Message, error) {
 	length, kind := binary.LittleEndian.Uint32(h), Kind(h[4])
 	index, iteration := binary.LittleEndian.Uint32(h[8:]), binary.LittleEndian.Uint64(h[12:])
 	switch {
-	case kind < KindHello || kind > KindOp || h[5] != 0 || h[6] != 0 || h[7] != 0:
+	case kind < KindHello || kind > KindMoved || h[5] != 0 || h[6] != 0 || h[7] != 0:
 		return Message{}, fmt.Errorf("not a message of this protocol: % x", h)
 	case length > MaxPayload:
 		return Message{}, fmt.Errorf("a %v of %d bytes; a message carries at most %d", kind, length, MaxPayload)

@@ -39,7 +39,7 @@ func TestRefused(t *testing.T) {
 	}{
 		{"half a header", "unexpected EOF", ready[:7]},
 		{"half a payload", "unexpected EOF", Message{Kind: KindHello, Payload: []byte("{}")}.Append(nil)[:21]},
-		{"no such type", "not a message", change(4, 11)},
+		{"no such type", "not a message", change(4, 13)},
 		{"type 0", "not a message", change(4, 0)},
 		{"flags", "not a message", change(5, 1)},
 		{"too long", "at most 67108864", change(3, 0xff)},

@@ -24,6 +24,9 @@ type Worker struct {
 	Rank, World, LocalRank int
 	Welcome                protocol.Welcome
 	Input, Output          []byte // shared with the agent; see the rules of the protocol
+	// Reduce reduces a bucket of the input, with all other workers, as torch.distributed does.
+	// Whatever this worker waits for, it is called for each bucket that the agent starts.
+	Reduce func(bucket, iteration int) error
 
 	conn    *net.UnixConn
 	reading sync.Mutex // of in, fds and early
@@ -126,7 +129,13 @@ func (w *Worker) OpDone(op int32, iteration int) error {
 	return w.Send(protocol.Message{Kind: protocol.KindOp, Index: int(op), Iteration: iteration})
 }
 
-// Done waits for a bucket that lies reduced in the output.
+// Moved tells that a bucket which was started lies, reduced, in the input.
+func (w *Worker) Moved(bucket, iteration int) error {
+	_, err := w.conn.Write(protocol.Message{Kind: protocol.KindMoved, Index: bucket, Iteration: iteration}.Append(nil))
+	return err
+}
+
+// Done waits for a bucket that lies reduced in the output, or if it was started, in the input.
 func (w *Worker) Done() (bucket, iteration int, err error) {
 	m, err := w.receive(protocol.KindDone)
 	return m.Index, m.Iteration, err
@@ -232,6 +241,11 @@ func (w *Worker) next(kind protocol.Kind) (protocol.Message, error) {
 		switch {
 		case err != nil || m.Kind == kind:
 			return m, err
+		case m.Kind == protocol.KindStart && w.Reduce != nil:
+			if err := w.Reduce(m.Index, m.Iteration); err != nil {
+				return m, err
+			}
+			w.Moved(m.Index, m.Iteration) // an agent that does not take it has said why
 		case kind == protocol.KindFailed: // which comes last
 		case ends[kind] && ends[m.Kind]:
 			if w.early == nil {

@@ -152,7 +152,7 @@ class FakeAgent:
         out = _memfd("output", total)
         self.output = mmap.mmap(out, total)
         welcome = {
-            "version": 2, "world": self.world, "digest": "sha256:fake", "policy": "ddp", "input_bytes": total, "output_bytes": total,
+            "version": 3, "world": self.world, "digest": "sha256:fake", "policy": "ddp", "input_bytes": total, "output_bytes": total,
             "call_offset": end, "call_bytes": CALL_BYTES,
             "tensors": [
                 {"offset": o, "bytes": t["elements"] * _size(t["dtype"])} for o, t in zip(self.offsets, tensors)

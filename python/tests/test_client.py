@@ -16,7 +16,7 @@ from weft._client import Bucket, Client, Slice, Tensor, Update, WeftError
 
 HELLO, WELCOME, READY, DONE, CALL, RETURNED, FAILED, GOODBYE, BOUNDARY = range(1, 10)
 GOOD: Dict[str, Any] = {
-    "version": 2, "world": 1, "digest": "sha256:x", "policy": "ddp", "input_bytes": 320, "output_bytes": 320, "call_offset": 64,
+    "version": 3, "world": 1, "digest": "sha256:x", "policy": "ddp", "input_bytes": 320, "output_bytes": 320, "call_offset": 64,
     "call_bytes": 256, "tensors": [{"offset": 0, "bytes": 12}], "buckets": [{"tensors": [0], "offset": 0, "bytes": 12}],
 }  # fmt: skip
 
@@ -117,7 +117,7 @@ class Protocol(unittest.TestCase):
         self.assertEqual(header, (HELLO, 0, 0, 0, 0))
         self.assertEqual(
             {k: hello[k] for k in hello if k != "weft"},
-            {"version": 2, "rank": 0, "world": 1, "local_rank": 0, "pid": os.getpid(), "torch": "1.13.1",
+            {"version": 3, "rank": 0, "world": 1, "local_rank": 0, "pid": os.getpid(), "torch": "1.13.1",
              "bucket_bytes": 1 << 20, "first_bucket_bytes": 1 << 10, "mode": "global", "boundaries": False,
              "tensors": [{"name": "w", "elements": 3, "dtype": "float32"}]},
         )  # fmt: skip

@@ -19,7 +19,7 @@ from typing import Any, Deque, Dict, List, Optional, Sequence, Set, Tuple
 
 from . import __version__
 
-VERSION = 2
+VERSION = 3
 HELLO, WELCOME, READY, DONE, CALL, RETURNED, FAILED, GOODBYE, BOUNDARY = range(1, 10)
 HEADER = struct.Struct("<IBBHIQ")  # payload's length, type, flags, 0, index, iteration
 MAX_PAYLOAD = 64 << 20  # bytes
