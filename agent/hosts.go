@@ -115,7 +115,7 @@ type news struct {
 
 // waits is what a host waits for.
 type waits struct {
-	Long      bool    `json:"long"` // for so long as Patience says, and users are to know
+	Long      bool    `json:"long"`               // for so long as Patience says, and users are to know
 	Agreement *uint64 `json:"agreement,omitzero"` // or else a transfer
 	Session   uint64  `json:"session"`
 	Declared  int     `json:"declared"` // generations that all its workers have declared

@@ -265,7 +265,9 @@ func (c *checker) buffers() (demand, error) {
 			}
 		}
 	}
-	c.nameOthers(&most, uses[most.tensor])
+	if len(uses) > 0 {
+		c.nameOthers(&most, uses[most.tensor])
+	}
 	return most, nil
 }
 
