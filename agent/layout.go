@@ -125,7 +125,7 @@ func differ(a, b *protocol.Hello) error {
 		}
 	}
 	return cmp.Or(
-		unequal(a, b, "c10d", a.C10D, b.C10D), // first: to wrap a model, workers say hello with it alone
+		unequal(a, b, "c10d", cmp.Or(a.C10D, "none"), cmp.Or(b.C10D, "none")), // first: to wrap a model, workers say hello with it alone
 		models,
 		unequal(a, b, "weft", a.Weft, b.Weft),
 		unequal(a, b, "bucket_bytes", a.BucketBytes, b.BucketBytes),

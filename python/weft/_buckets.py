@@ -164,14 +164,15 @@ class Buckets:
         return True
 
     def _take(self, bucket: int, iteration: int) -> None:
-        """Copies what has come back out of the output region, which the agent may write once the bucket is declared again."""
+        """Copies what has come back out of the output region, or where it was reduced in this worker's input out of that, which the agent may write once the bucket is declared again."""
         parts = self._parts[bucket]
         tos: List[torch.Tensor] = []
         for part in parts:
             target, staged = self._targets[part.tensor], self._staged[part.tensor]
             assert target is not None
             tos.append(part.of(target if staged is None else staged))
-        self._device.copy_out(tos, [part.outputs[iteration % self._layout.buffers] for part in parts])
+        mine = self._client.in_input(bucket, iteration)
+        self._device.copy_out(tos, [(p.inputs if mine else p.outputs)[iteration % self._layout.buffers] for p in parts])
         for part in parts:
             self._due[part.tensor] -= part.length
             staged, target = self._staged[part.tensor], self._targets[part.tensor]

@@ -13,14 +13,17 @@ import mmap
 import os
 import socket
 import struct
+import threading
 import time
 from dataclasses import dataclass
-from typing import Any, Deque, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Set, Tuple
 
 from . import __version__
+from ._mover import Mover
 
 VERSION = 3
 HELLO, WELCOME, READY, DONE, CALL, RETURNED, FAILED, GOODBYE, BOUNDARY = range(1, 10)
+MOVED = 12
 HEADER = struct.Struct("<IBBHIQ")  # payload's length, type, flags, 0, index, iteration
 MAX_PAYLOAD = 64 << 20  # bytes
 
@@ -151,6 +154,8 @@ class Client:
         self._error: Optional[WeftError] = None
         self._header = bytearray(HEADER.size)
         self._socket: Optional[socket.socket] = connection
+        self._sending = threading.Lock()
+        self._mover: Optional[Mover] = None
         # A forked data loader would hold the connection open past this worker's end, and hide it from the agent.
         os.register_at_fork(after_in_child=self.close)
 
@@ -162,18 +167,19 @@ class Client:
         torch: str,
         mode: str = "global",
         boundaries: bool = False,
+        c10d: Optional[str] = None,
     ) -> Layout:
         """Says which tensors this worker has, and returns where the agent wants them.
 
         mode is "per-tensor" if tensors may be updated one by one, "global" if not before all gradients are reduced;
-        boundaries says that boundary will be called. Returns once every worker has said the same. The earlier layout's
+        boundaries says that boundary will be called; c10d is the backend of torch.distributed, if serve has been called. Returns once every worker has said the same. The earlier layout's
         regions, if any, are done with.
         """
         self._send(HELLO, body=json.dumps({
             "version": VERSION, "weft": __version__, "rank": self.rank, "world": self.world,
             "local_rank": self._local_rank, "pid": os.getpid(), "torch": torch,
             "bucket_bytes": bucket_bytes, "first_bucket_bytes": first_bucket_bytes, "mode": mode, "boundaries": boundaries,
-            "tensors": [vars(t) for t in tensors],
+            **({"c10d": c10d} if c10d else {}), "tensors": [vars(t) for t in tensors],
         }).encode())  # fmt: skip
         fds: List[int] = []
         try:
@@ -206,14 +212,24 @@ class Client:
     def has_reduced(self) -> bool:
         """Whether reduced would not wait."""
         while not self._reduced:
-            try:
-                self._open().recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            except BlockingIOError:
+            if not self._has_next():
                 return False
-            except ConnectionError:
-                pass  # reading tells more
             kind, index, iteration, _ = self._next()
             self._note(kind, index, iteration)
+        return True
+
+    def serve(self, reduce: Callable[[int, int], None]) -> None:
+        """From now on, the agent may have this worker reduce a bucket of an iteration in its input region: reduce does that.
+
+        It is called in a thread, in the order in which the agent starts them.
+        """
+        self._mover = Mover(self._read_message, reduce, self._moved, self.broken)
+
+    def in_input(self, bucket: int, iteration: int) -> bool:
+        """Whether what reduced has returned lies in the input region: this worker has reduced it. True once."""
+        if self._mover is None or (bucket, iteration) not in self._mover.reduced:
+            return False
+        self._mover.reduced.remove((bucket, iteration))
         return True
 
     def boundary(self, iteration: int) -> None:
@@ -262,6 +278,13 @@ class Client:
                 self._send(GOODBYE)
             except WeftError:
                 pass  # it has gone before us
+        if self._mover is not None:
+            if self._socket is not None:
+                try:
+                    self._socket.shutdown(socket.SHUT_RD)  # wakes the thread that reads
+                except OSError:
+                    pass
+            self._mover.end(connection_ends=True)
         self.close()
 
     def close(self) -> None:
@@ -272,6 +295,8 @@ class Client:
 
     def leave_open(self) -> None:
         """Leaves the connection to end with the process, and not before: its exit code says more than a lost connection."""
+        if self._mover is not None:
+            self._mover.end(connection_ends=False)
         if self._socket is not None:
             self._socket.detach()
             self._socket = None
@@ -332,11 +357,21 @@ class Client:
     def _send(self, kind: int, index: int = 0, iteration: int = 0, body: bytes = b"") -> None:
         sock = self._open()
         try:
-            sock.sendall(HEADER.pack(len(body), kind, 0, 0, index, iteration) + body)
+            with self._sending:
+                sock.sendall(HEADER.pack(len(body), kind, 0, 0, index, iteration) + body)
         except OSError:
             # The agent closed its end; it said why before that.
             while True:
                 self._receive(FAILED)
+
+    def _moved(self, bucket: int, iteration: int) -> None:
+        sock = self._socket
+        try:
+            if sock is not None:
+                with self._sending:
+                    sock.sendall(HEADER.pack(0, MOVED, 0, 0, bucket, iteration))
+        except OSError:
+            pass  # the thread that reads will see that
 
     def _receive(self, expected: int, fds: Optional[List[int]] = None) -> Tuple[int, int, bytes]:
         """Waits for a message; returns its index, iteration and payload, and adds descriptors that come with it to fds."""
@@ -358,8 +393,29 @@ class Client:
         else:
             raise self._fail(WeftError(f"rank {self.rank}: the agent sent a message of type {kind}, which nothing asked for"))
 
+    def _has_next(self) -> bool:
+        """Whether _next would not wait long."""
+        sock = self._open()
+        if self._mover is not None:
+            return self._mover.has_next()
+        try:
+            sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            pass  # reading tells more
+        return True
+
     def _next(self, fds: Optional[List[int]] = None) -> Tuple[int, int, int, bytes]:
         """Waits for any message but failed; returns its type, index, iteration and payload."""
+        self._open()
+        began = time.perf_counter_ns()
+        try:
+            return self._read_message(fds) if self._mover is None else self._mover.next(fds)
+        finally:
+            self.waited += time.perf_counter_ns() - began
+
+    def _read_message(self, fds: Optional[List[int]]) -> Tuple[int, int, int, bytes]:
         self._read(memoryview(self._header), fds)
         length, kind, _, _, index, iteration = HEADER.unpack(self._header)
         if length > MAX_PAYLOAD:
@@ -374,7 +430,6 @@ class Client:
     def _read(self, into: memoryview, fds: Optional[List[int]]) -> None:
         sock = self._open()
         while into:
-            began = time.perf_counter_ns()
             try:
                 if fds is None:
                     n = sock.recv_into(into)
@@ -382,7 +437,6 @@ class Client:
                     n = _recv_with_fds(sock, into, fds)
             except ConnectionError:
                 n = 0
-            self.waited += time.perf_counter_ns() - began
             if n == 0:
                 raise self._fail(WeftError(f"rank {self.rank}: the agent of this host ended without a message"))
             into = into[n:]

@@ -8,11 +8,12 @@ from typing import Mapping, Optional, Tuple
 import torch
 
 from ._agent import Agent
+from ._c10d import Group, verify
 from ._calls import Calls
 from ._client import Client, Layout
 from ._device import Device, device_at, place_of
 from ._graph_job import take_order
-from ._launchers import worker
+from ._launchers import seconds, worker
 from ._reducer import Reducer
 
 # DistributedDataParallel's: a small first bucket starts the network early.
@@ -31,6 +32,9 @@ class Session:
         self.reducer: Optional[Reducer] = None
         self._device = Device()
         self._calls: Optional[Calls] = None
+        self._patience = seconds(env, "WEFT_TIMEOUT", "30m")
+        self._c10d: Optional[str] = None  # the backend by which this model's gradients may be reduced, beside the agent
+        self._group: Optional[Group] = None
 
     def calls(self) -> Calls:
         """The collectives outside the plan. Before a model is wrapped, the agent is told that there is none yet."""
@@ -46,11 +50,15 @@ class Session:
         bucket_bytes: int,
         first_bucket_bytes: int,
         separable: Optional[bool] = None,
+        c10d: Optional[str] = None,
     ) -> None:
         """Makes model the one whose gradients are averaged, with the parameters and buffers of rank 0."""
         if self.reducer is not None:
             self.reducer.finish()
         reducer = Reducer(self.client, model, optimizer, separable, lambda: self._switch(bucket_bytes, first_bucket_bytes))
+        if c10d is not None:
+            self._distribute(c10d)
+        self._c10d = c10d
         layout, calls, device = self._hello(reducer, bucket_bytes, first_bucket_bytes)
         calls.broadcast([*model.parameters(), *model.buffers()], root=0)
         if self.reducer is not None:
@@ -58,6 +66,15 @@ class Session:
         self.reducer = reducer
         reducer.start(layout, calls, device)
         take_order(layout.order, layout.order_of)
+
+    def _distribute(self, backend: str) -> None:
+        """Makes the process group, once all workers have said that they will."""
+        verify(backend, self.client)
+        if self._group is None:
+            layout = self.client.hello([], BUCKET_BYTES, FIRST_BUCKET_BYTES, torch.__version__, c10d=backend)
+            self._calls = Calls(self.client, layout, self._device)
+            self._group = Group(backend, self.client.world, self._patience)
+            self.client.serve(self._group.reduce)
 
     def _switch(self, bucket_bytes: int, first_bucket_bytes: int) -> None:
         """Goes on with another plan, which the agent has decided on."""
@@ -71,7 +88,11 @@ class Session:
         place = place_of(reducer.parameters)
         mode = "per-tensor" if reducer.barrier is None else "global"
         tensors = reducer.tensors()
-        layout = self.client.hello(tensors, bucket_bytes, first_bucket_bytes, torch.__version__, mode, reducer.barrier is None)
+        layout = self.client.hello(
+            tensors, bucket_bytes, first_bucket_bytes, torch.__version__, mode, reducer.barrier is None, self._c10d
+        )
+        if self._group is not None:
+            self._group.use(layout, tensors)
         device = device_at(place, [layout.input, layout.output])
         self._calls = Calls(self.client, layout, device)
         self._device.close()
@@ -85,4 +106,6 @@ class Session:
             self.reducer.remove()
         self._device.close()
         self.client.goodbye()
+        if self._group is not None:
+            self._group.close()
 

@@ -58,6 +58,7 @@ def wrap(
     bucket_bytes: int = BUCKET_BYTES,
     first_bucket_bytes: int = FIRST_BUCKET_BYTES,
     separable: Optional[bool] = None,
+    c10d: Optional[str] = None,
 ) -> Tuple[Model, Optimizer]:
     """Averages the gradients of a model over all workers from now on. Returns the very model and optimizer it was given.
 
@@ -72,6 +73,9 @@ def wrap(
     separable says whether the optimizer updates each tensor by itself, from its gradient, its state and its group's
     hyper-parameters: then plans may let the update of a tensor wait for its first read. Of the dense ones of torch.optim but
     LBFGS it is known; of others, it is taken to be False.
+
+    c10d is the backend, "gloo", of a process group of torch.distributed that this makes, for plans that send over a link of the
+    name c10d. torch.distributed is initialized before, with the same ranks.
     """
     session = _open()
     mine = set(model.parameters())
@@ -82,7 +86,7 @@ def wrap(
                     f"wrap: parameter {i} (shape {tuple(p.shape)}) of the optimizer's group {g} is not one of the model's:"
                     " its gradient would not be averaged"
                 )
-    session.wrap(model, optimizer, bucket_bytes, first_bucket_bytes, separable)
+    session.wrap(model, optimizer, bucket_bytes, first_bucket_bytes, separable, c10d)
     return model, optimizer
 
 
