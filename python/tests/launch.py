@@ -79,6 +79,11 @@ def run_command(command: List[str], env: Dict[str, str]) -> List[Rank]:
     return _wait([_start(command, env)])
 
 
+def run_commands(commands: List[List[str]], env: Dict[str, str]) -> List[Rank]:
+    """Runs commands that start ranks themselves, all at once, each with a MASTER_PORT of its own. Waits as run does."""
+    return _wait([_start(c, dict(env, MASTER_PORT=free_port())) for c in commands])
+
+
 def _start_all(command: List[str], world: int, env: Dict[str, str]) -> List["subprocess.Popen[str]"]:
     return [_start(command, dict(env, RANK=str(r), LOCAL_RANK=str(r))) for r in range(world)]
 

@@ -9,9 +9,13 @@ import sys
 import tempfile
 import time
 import unittest
+from types import SimpleNamespace
 from typing import Any, List
 
 import torch
+import torch.distributed as dist
+from weft._c10d import verify
+from weft._client import WeftError
 
 from . import launch
 from .cases import mlp
@@ -53,30 +57,69 @@ class C10D(unittest.TestCase):
             json.dump(plan, f)
         return path
 
-    def train(self, name: str, *flags: str, then: List[str] = [], env: Any = {}) -> launch.Rank:
+    def run_all(self, *commands: List[str]) -> List[launch.Rank]:
+        """Runs commands under weft run, each its flags, -- and what is to run, at once."""
+        return launch.run_commands([[launch.WEFT, "run", "-n", str(WORLD), *command] for command in commands], {})
+
+    def script(self, name: str, *args: str) -> List[str]:
+        """What runs through.py with a directory of that name."""
         results = os.path.join(self.directory, name)
         os.mkdir(results)
-        script = [sys.executable, "-W", "ignore", os.path.join(launch.HERE, "through.py"), results, *then]
-        port = {"MASTER_PORT": launch.free_port()}
-        (ended,) = launch.run_command([launch.WEFT, "run", "-n", str(WORLD), *flags, "--", *script], dict(env, **port))
-        return ended
-
-    def weights(self, name: str, *flags: str) -> List[Any]:
-        ended = self.train(name, *flags)
-        self.assertEqual(ended.code, 0, ended.output)
-        self.output = ended.output
-        return [torch.load(os.path.join(self.directory, name, f"{rank}.pt")) for rank in range(WORLD)]
+        return ["--", sys.executable, "-W", "ignore", os.path.join(launch.HERE, "through.py"), results, *args]
 
     def test_same_weights(self) -> None:
-        plain = self.weights("plain", "--policy", "ddp")
-        for policy, flags, swap in (("wfbp", [], False), ("p3", ["--slice", "400"], False), ("p3", ["--slice", "100"], True)):
-            what = policy + "".join(flags)
-            got = self.weights(what + ".weights", "--plan", self.plan(policy, *flags, swap=swap))
-            self.assertIn("weights are those of other plans within rounding", self.output)
-            for step, (mine, other, want) in enumerate(zip(*got, plain[0])):
-                for k, w in enumerate(want):
-                    self.assertTrue(torch.equal(mine[k], other[k]), f"{what}, step {step}: ranks differ in parameter {k}")
-                    self.assertTrue(torch.allclose(mine[k], w, rtol=1e-6, atol=1e-6), f"{what}, step {step}, parameter {k}")
+        plans = {"barrier": self.plan("wfbp"), "slices": self.plan("p3", "--slice", "200", swap=True)}
+        planned = [["--plan", plan, *self.script(name)] for name, plan in plans.items()]
+        plain, *ended = self.run_all(["--policy", "ddp", *self.script("plain")], *planned)
+        self.assertEqual(plain.code, 0, plain.output)
+        for name, e in zip(plans, ended):
+            self.assertEqual(e.code, 0, e.output)
+            self.assertIn("weights are those of other plans within rounding", e.output)
+            mine, other, want = (torch.load(os.path.join(self.directory, *path)) for path in ((name, "0.pt"), (name, "1.pt"), ("plain", "0.pt")))
+            for step, (m, o, w) in enumerate(zip(mine, other, want)):
+                for k in range(len(w)):
+                    self.assertTrue(torch.equal(m[k], o[k]), f"{name}, step {step}: ranks differ in parameter {k}")
+                    self.assertTrue(torch.allclose(m[k], w[k], rtol=1e-6, atol=1e-6), f"{name}, step {step}, parameter {k}")
+
+    def test_lost(self) -> None:
+        plan = self.plan("p3", "--slice", "100")
+        messages = {
+            "kill": r"rank 1 is lost: .*signal: killed.*while reducing tensor .* of iteration 6",
+            "error": r"rank 1: torch.distributed cannot reduce bucket \d+ of iteration 6: no such luck",
+            "stop": r"rank 1 is too slow, while .* of iteration 6|all-reduce on link c10d takes too long, while reducing tensor .* of iteration 6",
+        }
+        ended = self.run_all(*(["--timeout", "5s", "--plan", plan, *self.script(how, "8", how)] for how in messages))
+        for e, (how, message) in zip(ended, messages.items()):
+            self.assertNotEqual(e.code, 0, how)
+            self.assertRegex(e.output, message, how)
+            # What is stopped is killed 8 seconds after the others were told.
+            self.assertLess(time.time() - os.path.getmtime(os.path.join(self.directory, how, "dying")), 5 + 8 + 10, how)
+
+    def test_refused(self) -> None:
+        model = "from tests.cases import *; import torch.distributed as dist, weft.torch as weft; m = mlp(); o = torch.optim.SGD(m.parameters(), 1); "
+        refused = {
+            "weft.init(); weft.wrap(m, o)": r'wrap\(model, optimizer, c10d="gloo"\)',
+            "weft.init(); weft.wrap(m, o, c10d='gloo')": "needs torch.distributed.init_process_group before it",
+            "dist.init_process_group('gloo'); weft.init(); weft.wrap(m, o, c10d='gloo' if RANK else None)": "c10d is none on rank 0, gloo on rank 1",
+        }
+        plan = self.plan("wfbp")
+        ended = self.run_all(*(["--plan", plan, "--", sys.executable, "-W", "ignore", "-c", model + script] for script in refused))
+        for e, (script, message) in zip(ended, refused.items()):
+            self.assertNotEqual(e.code, 0, script)
+            self.assertRegex(e.output, message, script)
+
+    def test_verified(self) -> None:
+        client: Any = SimpleNamespace(rank=1, world=2)
+        with self.assertRaisesRegex(ValueError, "c10d is 'nccl'; there is gloo"):
+            verify("nccl", client)
+        with tempfile.TemporaryDirectory() as directory:
+            dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=0, world_size=1)
+            try:
+                with self.assertRaisesRegex(WeftError, "rank 1 of 2 is rank 0 of 1 to torch.distributed"):
+                    verify("gloo", client)
+                verify("gloo", SimpleNamespace(rank=0, world=1))  # type: ignore[arg-type]
+            finally:
+                dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 through.py DIRECTORY [STEPS [how rank 1 ends, at the step before the last]]
 
-Leaves DIRECTORY/RANK.pt: the weights after every step.
+Leaves DIRECTORY/RANK.pt: the weights after every step; and DIRECTORY/dying when rank 1 ends.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from typing import Any, List
 
 import torch
@@ -33,24 +32,23 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     weft.init()
+    step, steps = 0, int(sys.argv[2]) if len(sys.argv) > 2 else 8
+    if sys.argv[3:] and RANK == 1:
+        ends(sys.argv[3], lambda: step == steps - 2)
     weights: List[Any] = []
     model = mlp()
     model, optimizer = weft.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), c10d="gloo")
     # In another place of the backward pass in each step: gradients are on their way meanwhile.
     modules = list(model)
-    step = 0
 
     def beside(k: int) -> Any:
         return lambda *_: check(step, k) if step % len(modules) == k else None
 
     for k, module in enumerate(modules):
         module.register_full_backward_hook(beside(k))
-    steps = int(sys.argv[2]) if len(sys.argv) > 2 else 8
     for step, (x, y) in enumerate(batches(steps)):
         check(step, 7)
         optimizer.zero_grad()
-        if sys.argv[3:] and RANK == 1 and step == steps - 2:
-            end(sys.argv[3])
         loss_of(model(x), y).backward()
         check(step, 8)
         optimizer.step()
@@ -61,15 +59,19 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def end(how: str) -> None:
-    """Has the next reduction through torch.distributed end this process, or stop it."""
+def ends(how: str, now: Any) -> None:
+    """Has the first reduction through torch.distributed once now() is true end this process, or stop it."""
     from weft._c10d import Group
 
+    plain = Group.reduce
+
     def reduce(self: Group, bucket: int, iteration: int) -> None:
-        if how == "error":
-            raise RuntimeError("no such luck")
-        os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
-        time.sleep(3600)
+        if now():
+            open(os.path.join(sys.argv[1], "dying"), "w").close()
+            if how == "error":
+                raise RuntimeError("no such luck")
+            os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+        plain(self, bucket, iteration)
 
     Group.reduce = reduce  # type: ignore[method-assign]
 

@@ -8,7 +8,7 @@ import threading
 from typing import Any, Callable, List, Optional, Set, Tuple
 
 START = 11
-_GRACE = 5.0  # seconds after a reduction that failed, in which the agent tells why
+_GRACE = 3.0  # seconds after a reduction that failed, in which the agent tells why
 _END = 1.0  # seconds that the threads have to end; one that hangs in a reduction is left to the end of the process
 
 Message = Tuple[int, int, int, bytes]  # type, index, iteration, payload
