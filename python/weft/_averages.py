@@ -95,7 +95,7 @@ class Averages:
 
         If guarded, returns at once, and the averages are taken when somebody needs them. Else, follow it by finish.
         """
-        with self.lock, _plain_tensors():
+        with self.lock, plain_tensors():
             for k, p in enumerate(self._parameters):
                 if used[k] and p.grad is None:
                     p.grad = torch.empty_like(p.data)
@@ -108,7 +108,7 @@ class Averages:
 
     def expect_nothing(self) -> None:
         """Waits for the open iteration, in which this rank does not train."""
-        with self.lock, _plain_tensors():
+        with self.lock, plain_tensors():
             self.buckets.expect([self.used, *(torch.empty_like(p.data) for p in self._parameters)])
             self.finish()
 
@@ -181,7 +181,7 @@ class Averages:
         if not averages:
             return
         updates: Dict[Step, List[Tuple[torch.Tensor, torch.Tensor]]] = {}
-        with _plain_tensors(), uncompiled():
+        with plain_tensors(), uncompiled():
             for a in averages:
                 a.settled = True
                 release(a.parameter)
@@ -204,7 +204,7 @@ class Averages:
                 step.apply(gradients)
 
 
-class _plain_tensors:
+class plain_tensors:
     """A context in which tensors are made that may be used anywhere: outside of inference mode too."""
 
     def __enter__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
-from typing import List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -34,12 +34,21 @@ class _Part:
         return tensor if self.whole else tensor.reshape(-1)[self.offset : self.offset + self.length]
 
 
+@dataclass
+class _Awaited:
+    """By tensor, of a closed generation: where the averages go, memory of their own for those that come in pieces, elements due."""
+
+    targets: List[torch.Tensor]
+    staged: List[Optional[torch.Tensor]]
+    due: List[int]
+
+
 class Buckets:
     """What is handed over, and what has come back.
 
-    Tensors and buckets are numbered as in the layout. Every iteration is a generation. One iteration is open at a time: its
-    tensors are put; when all have been, targets are told, into which the averages go as they come. Until then, buckets that are
-    done wait in the output region: nobody writes there before the next iteration's are put.
+    Tensors and buckets are numbered as in the layout. One generation is open at a time (of most plans, each iteration is one):
+    its tensors are put; when all have been, targets are told, into which the averages go as they come. Until then, buckets that
+    are done wait in the output region: nobody writes there before the next generation's are put.
     """
 
     def __init__(
@@ -50,7 +59,7 @@ class Buckets:
         self._watch = watch
         self._layout = layout
         self._device = device
-        self.iteration = 0  # the open one
+        self.generation = 0  # the open one, counted from the hello
         self._inputs_of: List[List[_Part]] = [[] for _ in shapes]
         self._parts: List[List[_Part]] = []
         copies = [layout.copy(g) for g in range(layout.buffers)]
@@ -66,33 +75,32 @@ class Buckets:
                 part = _Part(b, s.tensor, s.offset, s.length, whole, views(layout.input), views(layout.output))
                 self._parts[b].append(part)
                 self._inputs_of[s.tensor].append(part)
-        # By bucket: the iterations that have not come back, first to last.
+        # By bucket: the generations that have not come back, first to last.
         self._away: List[List[int]] = [[] for _ in layout.buckets]
-        self._early: List[int] = []  # buckets of the open iteration that have come back
-        self._targets: List[Optional[torch.Tensor]] = [None] * len(shapes)
-        self._staged: List[Optional[torch.Tensor]] = [None] * len(shapes)
-        self._due = [0] * len(shapes)  # elements of the target's that have not come
+        self._early: List[int] = []  # buckets of the open generation that have come back
+        self._awaited: Dict[int, _Awaited] = {}  # by generation, those of which something is due
+        self._newest = _Awaited([], [], [0] * len(shapes))  # of the generation that was closed last
         self._reset()
 
     def _reset(self) -> None:
-        generation = self.iteration % len(self._layout.ends)
+        generation = self.generation % len(self._layout.ends)
         self._active = [generation in bucket.generations for bucket in self._layout.buckets]
         self._missing = [len(parts) if on else -1 for parts, on in zip(self._parts, self._active)]
 
     def handed_over(self) -> bool:
-        """Whether a bucket of the open iteration has gone to the agent."""
+        """Whether a bucket of the open generation has gone to the agent."""
         return 0 in self._missing
 
     def gone(self, tensor: int) -> bool:
-        """Whether some of a tensor has, in the open iteration."""
+        """Whether some of a tensor has, in the open generation."""
         return any(self._missing[part.bucket] == 0 for part in self._inputs_of[tensor])
 
     def forget(self) -> None:
-        """Begins the open iteration once more, of which nothing has been handed over."""
+        """Begins the open generation once more, of which nothing has been handed over."""
         self._reset()
 
     def put(self, tensor: int, value: Optional[torch.Tensor], again: bool = False) -> None:
-        """Hands over a tensor of the open iteration, or zeros; declares the buckets that are then complete, copies included.
+        """Hands over a tensor of the open generation, or zeros; declares the buckets that are then complete, copies included.
 
         With again, the value replaces one that was handed over, and has not gone yet.
         """
@@ -105,7 +113,7 @@ class Buckets:
                 continue
             while len(self._away[part.bucket]) >= self._layout.buffers:
                 self.receive()
-            to = part.inputs[self.iteration % self._layout.buffers]
+            to = part.inputs[self.generation % self._layout.buffers]
             if value is None:
                 to.zero_()
             else:
@@ -113,72 +121,75 @@ class Buckets:
             if not again:
                 self._missing[part.bucket] -= 1
                 if self._missing[part.bucket] == 0:
-                    self._away[part.bucket].append(self.iteration)
-                    self._device.when_copied(self._watch.ready, part.bucket, self.iteration)
+                    self._away[part.bucket].append(self.generation)
+                    self._device.when_copied(self._watch.ready, part.bucket, self._layout.last(self.generation))
         if cut:
             self._device.when_copied(lambda _: None, value)
 
     def expect(self, targets: Sequence[torch.Tensor]) -> None:
-        """Ends the open iteration, whose tensors have all been put: their averages are to go into these, a tensor each."""
+        """Ends the open generation, whose tensors have all been put: their averages are to go into these, a tensor each."""
         self._device.settle()
         self._watch.sent()
+        staged: List[Optional[torch.Tensor]] = []
         for tensor, target in enumerate(targets):
-            self._targets[tensor] = target
-            self._due[tensor] = target.numel()
             pieces = not target.is_contiguous() and not all(p.whole for p in self._inputs_of[tensor])
-            self._staged[tensor] = torch.empty(target.numel(), dtype=target.dtype, device=target.device) if pieces else None
+            staged.append(torch.empty(target.numel(), dtype=target.dtype, device=target.device) if pieces else None)
+        self._newest = _Awaited(list(targets), staged, [t.numel() for t in targets])
+        self._awaited[self.generation] = self._newest
         early, self._early = self._early, []
-        self.iteration += 1
+        self.generation += 1
         self._reset()
         for bucket in early:
-            self._take(bucket, self.iteration - 1)
+            self._take(bucket, self.generation - 1)
 
-    def has_come(self, tensor: int) -> bool:
-        """Whether the average of a tensor lies in its target, whole."""
-        return self._due[tensor] == 0
+    def has_come(self, tensor: int, generation: Optional[int] = None) -> bool:
+        """Whether the average of a tensor, of a closed generation, by default the last, lies in its target, whole."""
+        if generation is None:
+            return self._newest.due[tensor] == 0
+        return generation not in self._awaited or self._awaited[generation].due[tensor] == 0
 
     def retarget(self, tensor: int) -> torch.Tensor:
-        """Has the average go into a new tensor, which it returns, in place of the target: that is the user's now."""
-        old = self._targets[tensor]
-        assert old is not None
+        """Has the last average go into a new tensor, which it returns, in place of the target: that is the user's now."""
+        old = self._newest.targets[tensor]
         # What has come is kept; mostly nothing has.
-        new = torch.empty_like(old) if self._due[tensor] == old.numel() else old.clone()
-        self._targets[tensor] = new
+        new = torch.empty_like(old) if self._newest.due[tensor] == old.numel() else old.clone()
+        self._newest.targets[tensor] = new
         return new
 
     def all_come(self) -> bool:
-        """Whether no average of a closed iteration is outstanding."""
-        return not any(i < self.iteration for away in self._away for i in away)
+        """Whether no average of a closed generation is outstanding."""
+        return not any(g < self.generation for away in self._away for g in away)
 
     def receive(self, wait: bool = True) -> bool:
         """Takes the next bucket that is done, if need be waiting for one; returns whether there was one."""
         if not wait and not self._client.has_reduced():
             return False
         bucket, iteration = self._watch.reduced()
-        if bucket >= len(self._away) or iteration not in self._away[bucket]:
+        generation = self._layout.generation(iteration)
+        if bucket >= len(self._away) or generation not in self._away[bucket] or iteration != self._layout.last(generation):
             raise self._client.broken(f"the agent has done bucket {bucket} of iteration {iteration}, which this worker has not handed over")
-        if iteration == self.iteration:
+        if generation == self.generation:
             self._early.append(bucket)
         else:
-            self._take(bucket, iteration)
+            self._take(bucket, generation)
         return True
 
-    def _take(self, bucket: int, iteration: int) -> None:
-        """Copies what has come back out of the output region, or where it was reduced in this worker's input out of that, which the agent may write once the bucket is declared again."""
-        parts = self._parts[bucket]
+    def _take(self, bucket: int, generation: int) -> None:
+        """Copies what has come back out of the region that it was reduced in, which is written again once the bucket is declared again."""
+        parts, awaited = self._parts[bucket], self._awaited[generation]
         tos: List[torch.Tensor] = []
         for part in parts:
-            target, staged = self._targets[part.tensor], self._staged[part.tensor]
-            assert target is not None
-            tos.append(part.of(target if staged is None else staged))
-        mine = self._client.in_input(bucket, iteration)
-        self._device.copy_out(tos, [(p.inputs if mine else p.outputs)[iteration % self._layout.buffers] for p in parts])
+            staged = awaited.staged[part.tensor]
+            tos.append(part.of(awaited.targets[part.tensor] if staged is None else staged))
+        mine = self._client.in_input(bucket, self._layout.last(generation))
+        self._device.copy_out(tos, [(p.inputs if mine else p.outputs)[generation % self._layout.buffers] for p in parts])
         for part in parts:
-            self._due[part.tensor] -= part.length
-            staged, target = self._staged[part.tensor], self._targets[part.tensor]
-            if self._due[part.tensor] == 0 and staged is not None:
+            awaited.due[part.tensor] -= part.length
+            staged = awaited.staged[part.tensor]
+            if awaited.due[part.tensor] == 0 and staged is not None:
+                target = awaited.targets[part.tensor]
                 target.copy_(staged.view(target.shape))
-                self._staged[part.tensor] = None
-        self._away[bucket].remove(iteration)
-
-
+                awaited.staged[part.tensor] = None
+        self._away[bucket].remove(generation)
+        if not any(awaited.due):
+            del self._awaited[generation]

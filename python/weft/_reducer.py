@@ -12,6 +12,7 @@ from ._barrier import barrier, needs_all, updated_at_read
 from ._buckets import Buckets
 from ._calls import Calls
 from ._client import Client, Layout, Tensor, WeftError
+from ._delay import Delays, delays, say
 from ._device import Device
 from ._handover import HandOver
 from ._hooks import ForwardHook, GradientHook, StepHook, at_end_of_backward, tensors_in
@@ -67,6 +68,7 @@ class Reducer:
         self._trained = list(range(client.world))  # the workers that trained in the last pass in which one did
         self._expected = False  # a forward pass has run since the last step
         self._reduced = False  # and so has a pass
+        self._delays: Optional[Delays] = None  # of a plan that delays updates
         self._ended = 0  # iterations whose end the agent has been told of
         self._of_step: Any = None  # our part in the optimizer's step
         self._pass: Callable[[], Any] = lambda: None  # weak: what the engine will call at the end of the pass that runs
@@ -102,9 +104,12 @@ class Reducer:
 
     def _take(self, layout: Layout, calls: Calls, device: Device) -> None:
         self._calls = calls
-        self._at_read = updated_at_read(layout, self.barrier)
+        delayed = delays(layout)
+        if delayed and self.barrier is not None:
+            raise WeftError(f"policy {layout.policy} delays updates, which this training cannot bear: {self.barrier}; train with --max-delay 0")
+        self._at_read: List[Set[int]] = [set()] if delayed else updated_at_read(layout, self.barrier)
         self._review = layout.review
-        if layout.profile > 0 and not any(self._at_read) and not self.parameters[0][1].is_cuda:
+        if layout.profile > 0 and not any(self._at_read) and not delayed and not self.parameters[0][1].is_cuda:
             last = layout.review - 1
             self.watch = Profile(self._client, self._model, self._optimizer, self.parameters, last - layout.profile, last)
         self._statistics = Statistics(calls, self._places, self.watch)
@@ -112,8 +117,11 @@ class Reducer:
         self._buckets = Buckets(self._client, self.watch, layout, device, [used, *((p.dtype, p.shape) for _, p in self.parameters)])
         parameters = [p for _, p in self.parameters]
         self._averages = Averages(self._buckets, parameters, self._client.world, self._end_iteration)
+        self._delays = Delays(self._client, self._buckets, layout, parameters) if delayed else None
+        if delayed and self._client.rank == 0:
+            say(layout)
         # Once step is ours it stays so, under plans with a barrier too: each time that it changed hands it would grow longer.
-        if any(self._at_read) and not isinstance(self._of_step, Updates):
+        if (delayed or any(self._at_read)) and not isinstance(self._of_step, Updates):
             if self._of_step is not None:
                 self._of_step.remove()
             self._of_step = Updates(self._optimizer, self._step, self.finish)
@@ -121,8 +129,19 @@ class Reducer:
             self._of_step = StepHook(self._optimizer, self._before_step, self._end_iteration)
 
     def finish(self) -> None:
-        """Waits for all averages that are on their way, and applies the updates that wait for them."""
-        self._averages.finish()
+        """Waits for all averages that are on their way, and applies the updates that wait for them: not those of a plan that
+        delays updates, which all ranks apply at the same time."""
+        if self._delays is None:
+            self._averages.finish()
+
+    def flush(self) -> bool:
+        """Applies all updates, as every rank does after the same iteration. Returns whether a hello must follow."""
+        self.finish()
+        if self._delays is None or self._delays.iteration == 0:
+            return False
+        self._client.call(kind="flush")
+        self._delays.flush(self._calls)
+        return True
 
     def end(self, successor: "Reducer") -> None:
         """Leaves the parameters of another reducer to it. A backward pass that reaches others raises from now on."""
@@ -172,6 +191,8 @@ class Reducer:
 
     def _step(self, own: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
         """In place of the optimizer's own step, which applies at once what does not wait for a read."""
+        if self._delays is not None and self.ended is None:
+            return self._step_later(self._delays, own, *args, **kwargs)
         self._before_step()
         if self.ended is not None or not any(self._at_read) or args or kwargs or needs_all(self._optimizer):
             self.finish()
@@ -180,15 +201,36 @@ class Reducer:
             return result
         self._averages.finish_steps()  # of a step without a pass before this one
         step = Step(self._optimizer)
-        at_read = self._at_read[(self._buckets.iteration - 1) % len(self._at_read)]
+        at_read = self._at_read[(self._iteration - 1) % len(self._at_read)]
         result = step_but(self._optimizer, own, self._averages.defer(step, at_read.__contains__))
         self._end_iteration()
         self._averages.drain()
         return result
 
+    def _step_later(self, delayed: Delays, own: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+        """In place of the optimizer's own step, under a plan that delays updates."""
+        if args or kwargs:
+            raise WeftError("step(closure) under a plan that delays updates: call the closure, then step()")
+        if needs_all(self._optimizer):
+            raise WeftError("this step needs all gradients (GradScaler, hooks of the step): train with --max-delay 0")
+        self._before_step()
+        if not delayed.awaits_step:
+            return own()  # the averages of a pass under another plan, or nothing
+        delayed.stepped(self._optimizer)
+        result = step_but(self._optimizer, own, [p for _, p in self.parameters])
+        delayed.apply("step")
+        self._end_iteration()
+        delayed.apply("read")  # nothing reads in between
+        return result
+
+    @property
+    def _iteration(self) -> int:
+        """The open one, counted from the hello."""
+        return self._buckets.generation if self._delays is None else self._delays.iteration
+
     def _end_iteration(self) -> None:
         """Tells the agent that the step of the last iteration has been called: or that somebody awaits its averages before."""
-        while self.barrier is None and self._ended < self._buckets.iteration:
+        while self.barrier is None and self._ended < self._iteration:
             self._client.boundary(self._ended)
             self._ended += 1
 
@@ -217,6 +259,8 @@ class Reducer:
                 f"rank {self._client.rank}: the last backward pass ended by an exception when the other workers already had"
                 " some of its gradients; training cannot go on"
             )
+        if self._delays is not None and self._delays.awaits_step:
+            raise WeftError("two backward passes before step() under a plan that delays updates: all but the last belong in no_sync()")
         self._end_iteration()
         self._buckets.forget()
         self._reached = [False] * len(self.parameters)
@@ -225,7 +269,8 @@ class Reducer:
     def _gradient(self, k: int) -> None:
         """The hook of parameter k: its gradient is complete."""
         self._begin()
-        self._averages.merge(k)
+        if self._delays is None:
+            self._averages.merge(k)
         if self.hand_over.accumulated(k):
             return
         if self.paused:
@@ -256,7 +301,7 @@ class Reducer:
     def _put(self, k: int, grad: Any, again: bool = False) -> None:
         if grad is not None and grad.layout is not torch.strided:
             raise WeftError(f"{self._name(k)} has a sparse gradient, which weft does not reduce: use sparse=False")
-        self._buckets.put(k + 1, grad, again)
+        (self._buckets if self._delays is None else self._delays).put(k + 1, grad, again)
 
     @torch.no_grad()
     def _end(self) -> None:
@@ -272,6 +317,13 @@ class Reducer:
             if not self._reached[k]:
                 self._put(k, p.grad)  # None, or added within no_sync, or in an earlier pass
         trains = [rank == self._client.rank for rank in range(self._client.world)]
+        if self._delays is not None:
+            given = [p.grad is not None for _, p in self.parameters]
+            self._delays.end(torch.tensor(given + trains, dtype=self._averages.used.dtype, device="cpu"))
+            self._added = [False] * len(self.parameters)
+            self._reduced = True
+            self._close(crosses=True)
+            return
         self._buckets.put(0, torch.tensor(used + trains, dtype=self._averages.used.dtype, device="cpu"))
         crosses = any(self._at_read) and not self.joining
         self._averages.expect(used, guarded=crosses)
@@ -291,8 +343,8 @@ class Reducer:
         if trained:
             self._trained = trained
             self._statistics.end(root=trained[0])
-        self.watch.ended(self._buckets.iteration)
-        if self._buckets.iteration == self._review:
+        self.watch.ended(self._iteration)
+        if self._iteration == self._review:
             self.finish()
             decision = self._client.review(self.watch.report())
             self._review = decision["review"]
@@ -306,6 +358,8 @@ class Reducer:
 
         The model and the optimizer's state are then those of a worker that trained last.
         """
+        if self._delays is not None:
+            raise WeftError("join: not under a plan that delays updates; train with --max-delay 0")
         self._open()
         trains = True
         while trains:

@@ -54,12 +54,13 @@ class Session:
     ) -> None:
         """Makes model the one whose gradients are averaged, with the parameters and buffers of rank 0."""
         if self.reducer is not None:
-            self.reducer.finish()
-        reducer = Reducer(self.client, model, optimizer, separable, lambda: self._switch(bucket_bytes, first_bucket_bytes))
+            self.reducer.flush()
+        reducer = Reducer(self.client, model, optimizer, separable, self._switch)
+        self._sizes = bucket_bytes, first_bucket_bytes
         if c10d is not None:
             self._distribute(c10d)
         self._c10d = c10d
-        layout, calls, device = self._hello(reducer, bucket_bytes, first_bucket_bytes)
+        layout, calls, device = self._hello(reducer, *self._sizes)
         calls.broadcast([*model.parameters(), *model.buffers()], root=0)
         if self.reducer is not None:
             self.reducer.end(reducer)
@@ -76,12 +77,21 @@ class Session:
             self._group = Group(backend, self.client.world, self._patience)
             self.client.serve(self._group.reduce)
 
-    def _switch(self, bucket_bytes: int, first_bucket_bytes: int) -> None:
+    def flush(self) -> None:
+        """Applies all updates that a plan delays, and begins it anew. Every worker calls it after the same iteration."""
+        if self.reducer is not None and self.reducer.flush():
+            self._greet(self.reducer)
+
+    def _switch(self) -> None:
         """Goes on with another plan, which the agent has decided on."""
         assert self.reducer is not None
-        self.client.call(kind="flush")
-        layout, calls, device = self._hello(self.reducer, bucket_bytes, first_bucket_bytes)
-        self.reducer.restart(layout, calls, device)
+        if not self.reducer.flush():
+            self.client.call(kind="flush")
+        self._greet(self.reducer)
+
+    def _greet(self, reducer: Reducer) -> None:
+        layout, calls, device = self._hello(reducer, *self._sizes)
+        reducer.restart(layout, calls, device)
         take_order(layout.order, layout.order_of)
 
     def _hello(self, reducer: Reducer, bucket_bytes: int, first_bucket_bytes: int) -> Tuple[Layout, Calls, Device]:
@@ -102,7 +112,7 @@ class Session:
     def close(self) -> None:
         """Leaves the training in order, and the model as it was."""
         if self.reducer is not None:
-            self.reducer.finish()
+            self.reducer.flush()
             self.reducer.remove()
         self._device.close()
         self.client.goodbye()

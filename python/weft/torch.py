@@ -28,7 +28,7 @@ from ._reducer import Reducer
 from ._session import BUCKET_BYTES, FIRST_BUCKET_BYTES, Session
 
 __all__ = [
-    "WeftError", "all_reduce", "backend", "barrier", "broadcast", "export_job", "init", "join", "no_sync", "order_from_plan", "rank",
+    "WeftError", "all_reduce", "backend", "barrier", "broadcast", "export_job", "flush", "init", "join", "no_sync", "order_from_plan", "rank",
     "shutdown", "world_size", "wrap",
 ]  # fmt: skip
 
@@ -140,6 +140,14 @@ def broadcast(tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
 def barrier() -> None:
     """Returns once every worker has called it."""
     _open().calls().barrier()
+
+
+def flush() -> None:
+    """Applies all updates that the plan delays, those of gradients that it still gathers too. Nothing happens under other plans.
+
+    Every worker calls it between the same two iterations: after step(), before a checkpoint for example.
+    """
+    _open().flush()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,195 @@
+"""Delayed updates: gradients are gathered over generations, and each generation's average is applied iterations later."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from ._averages import plain_tensors
+from ._buckets import Buckets
+from ._calls import Calls
+from ._client import Client, Layout, WeftError
+from ._guard import guard, raw_grad, release
+from ._updates import Step
+
+
+def delays(layout: Layout) -> bool:
+    """Whether a plan applies updates later than the first read behind the iteration, or gathers iterations."""
+    return layout.period != len(layout.ends) or any(u.iteration != layout.ends[u.generation] for u in layout.updates)
+
+
+def say(layout: Layout) -> None:
+    """Tells on standard error how late and how rare updates are."""
+    lengths = [layout.last(g) - layout.last(g - 1) for g in range(len(layout.ends))]
+    late = [(u.iteration - layout.ends[u.generation], lengths[u.generation]) for u in layout.updates]
+    print(
+        f"weft: policy {layout.policy} delays updates: delay {max(d for d, _ in late)}, staleness {max(d + n - 1 for d, n in late)},"
+        f" {len(layout.ends)} updates in {layout.period} iterations",
+        file=sys.stderr,
+    )
+
+
+class _Local:
+    """Guards a gradient of this rank between the backward pass and step(): whoever reads it there would take it for the average."""
+
+    def __init__(self, gradient: torch.Tensor) -> None:
+        self.gradient = gradient
+        self.version = gradient._version
+        guard(gradient, self)
+
+    def complete(self) -> None:
+        raise WeftError(
+            "a gradient was read between backward() and step(): under a plan that delays updates it is this rank's alone, and its"
+            " average comes later (so norms, clipping and GradScaler cannot be had): train with --max-delay 0"
+        )
+
+    def get_grad(self) -> Optional[torch.Tensor]:
+        return self.gradient
+
+    def set_grad(self, value: Optional[torch.Tensor]) -> None:
+        pass
+
+    def zero(self, tensor: torch.Tensor) -> None:
+        self.complete()
+
+
+class _Generation:
+    """A closed generation: the averages over workers of its gradients' sums, on their way."""
+
+    def __init__(self, targets: List[torch.Tensor], length: int) -> None:
+        self.targets = targets  # the flags of use, then a tensor a parameter
+        self.length = length  # iterations
+        self.step: Optional[Step] = None  # the last one called within it
+        self.left = set(range(1, len(targets)))  # tensors that are yet to be applied
+
+
+class Delays:
+    """The generations of one model's gradients under a plan that delays updates.
+
+    parameter.grad is this rank's gradient. Of a generation's iterations the gradients are summed in memory of its own; in its
+    last one the sums are handed over. The average over workers is divided by the number of iterations, and applied where the
+    plan says, with the hyper-parameters of the last step() within the generation. So one update is made a generation. A
+    parameter is updated if, in the generation, some rank's .grad was not None at the end of a pass.
+    """
+
+    def __init__(self, client: Client, buckets: Buckets, layout: Layout, parameters: Sequence[torch.Tensor]) -> None:
+        self._client = client
+        self._buckets = buckets
+        self._layout = layout
+        self._parameters = parameters
+        self.iteration = 0  # the open one, counted from the hello
+        self._sums: List[Optional[torch.Tensor]] = [None] * (1 + len(parameters))  # of the open generation's earlier iterations
+        self._gathered = 0  # how many these are
+        self._sent: List[torch.Tensor] = []  # what may still be copied
+        self._closed: Dict[int, _Generation] = {}
+        self._step: Optional[Step] = None  # the last one
+        self._locals: List[_Local] = []
+        self.awaits_step = False  # a pass has ended, and its step not been called
+
+    @property
+    def last(self) -> bool:
+        """Whether the open iteration ends its generation."""
+        return self._layout.last(self._buckets.generation) == self.iteration
+
+    def put(self, tensor: int, value: Optional[torch.Tensor], again: bool = False) -> None:
+        """The gradient of a tensor in the open iteration, which end gathers if the generation goes on."""
+        if not self.last:
+            return
+        before = self._sums[tensor]
+        if before is not None:
+            value = before if value is None else before + value
+            self._sent.append(value)
+        self._buckets.put(tensor, value, again)
+
+    def end(self, used: torch.Tensor) -> None:
+        """The pass of the open iteration has ended, and all has been put but tensor 0, which is used."""
+        grads = [p.grad for p in self._parameters]
+        with plain_tensors():
+            if self.last:
+                self.put(0, used)
+                targets = [torch.empty_like(used), *(torch.empty_like(p.data) for p in self._parameters)]
+                self._closed[self._buckets.generation] = _Generation(targets, self._gathered + 1)
+                self._buckets.expect(targets)
+                self._sums, self._gathered = [None] * len(self._sums), 0
+                self._sent = []
+            else:
+                for tensor, value in enumerate([used, *grads]):
+                    before = self._sums[tensor]
+                    if value is not None:
+                        self._sums[tensor] = value.detach().clone() if before is None else before.add_(value.detach())
+                self._gathered += 1
+        self._locals = [_Local(g) for g in {id(g): g for g in grads if g is not None}.values()]
+        self.iteration += 1
+        self.awaits_step = True
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """step() of the last iteration has been called: notes its hyper-parameters."""
+        self._release()
+        self._step = Step(optimizer)
+        newest = self._closed.get(self._buckets.generation - 1)
+        if newest is not None and newest.step is None:
+            newest.step = self._step
+
+    def apply(self, at: str) -> None:
+        """Applies what the plan applies at a point of the last iteration."""
+        for u in self._layout.updates:
+            periods, behind = divmod(self.iteration - 1 - u.iteration, self._layout.period)
+            if u.at == at and behind == 0 and periods >= 0:
+                self._apply(periods * len(self._layout.ends) + u.generation, u.tensors)
+
+    def _apply(self, g: int, tensors: Sequence[int]) -> None:
+        generation = self._closed[g]
+        while not all(self._buckets.has_come(k, g) for k in [0, *tensors]):
+            self._buckets.receive()
+        with plain_tensors():
+            used = generation.targets[0]
+            gradients: List[Tuple[torch.Tensor, torch.Tensor]] = []
+            for k in sorted(generation.left.intersection(tensors)):
+                p = self._parameters[k - 1]
+                if float(used[k - 1]) == 0:
+                    continue
+                average = generation.targets[k].div_(generation.length)
+                if generation.step is None:
+                    p.grad = average
+                elif generation.step.has(p):
+                    gradients.append((p, average))
+            if gradients and generation.step is not None:
+                generation.step.apply(gradients)
+        generation.left.difference_update(tensors)
+        if not generation.left:
+            del self._closed[g]
+
+    def flush(self, calls: Calls) -> None:
+        """Applies all that is outstanding; the agent has flushed. What a step() is yet to come for becomes .grad, for that step."""
+        self._unguard()
+        everything = range(1, 1 + len(self._parameters))
+        for g in sorted(self._closed):
+            self._apply(g, everything)
+        if self._gathered > 0:
+            with plain_tensors():
+                first = self._sums[0]
+                assert first is not None
+                sums = [first, *(torch.zeros_like(p.data) if s is None else s for p, s in zip(self._parameters, self._sums[1:]))]
+                for s in sums:
+                    calls.all_reduce(s, "mean")
+            g = self._buckets.generation
+            self._closed[g] = _Generation(sums, self._gathered)
+            self._closed[g].step = None if self.awaits_step else self._step
+            self._apply(g, everything)
+            self._gathered = 0
+
+    def _unguard(self) -> List[_Local]:
+        for local in self._locals:
+            release(local.gradient)
+        self._locals, those = [], self._locals
+        return those
+
+    def _release(self) -> None:
+        self.awaits_step = False
+        if any(local.gradient._version != local.version for local in self._unguard()):
+            raise WeftError(
+                "a gradient was changed between backward() and step(): under a plan that delays updates that has no effect on its"
+                " average: train with --max-delay 0"
+            )
