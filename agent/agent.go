@@ -85,7 +85,7 @@ type Agent struct {
 	asked  string   // what the others were last asked about
 	awaits []*waits // by host: what it has last asked about
 
-	asking map[uint64]time.Duration // agreements that are under way, since when
+	asking map[uint64]asked // agreements that are under way
 
 	conns     map[*net.UnixConn]struct{} // all that are open
 	workers   []worker                   // by place in Ranks
@@ -143,7 +143,7 @@ func Listen(c Config) (*Agent, error) {
 	}
 	a := &Agent{
 		Config: c, origin: time.Now(), done: make(chan struct{}),
-		conns: map[*net.UnixConn]struct{}{}, workers: make([]worker, len(c.Ranks)), warned: map[int]bool{}, asking: map[uint64]time.Duration{}, hasMet: make(chan struct{}), allTold: make(chan struct{}),
+		conns: map[*net.UnixConn]struct{}{}, workers: make([]worker, len(c.Ranks)), warned: map[int]bool{}, asking: map[uint64]asked{}, hasMet: make(chan struct{}), allTold: make(chan struct{}),
 	}
 	for w := range a.workers {
 		a.workers[w].explained = make(chan struct{})
@@ -579,10 +579,54 @@ func (a *Agent) leave(w int, cause error) {
 func (a *Agent) lost(w int, cause error) {
 	rank := a.Ranks[w]
 	if a.session != nil {
+		for i := range a.workers {
+			if what, phase := a.workers[i].gathers(); what != "" && i != w {
+				a.lostDuring(phase, rank, cause, fmt.Sprintf("rank %d %s", a.Ranks[i], what))
+				return
+			}
+		}
+		if len(a.asking) > 0 {
+			_, x := a.oldest()
+			a.lostDuring(x.phase, rank, cause, x.what)
+			return
+		}
+		for _, x := range a.awaits {
+			if x != nil && x.Agreement != nil && *x.Agreement >= a.agreements {
+				a.lostDuring(x.Phase, rank, cause, x.What)
+				return
+			}
+		}
 		a.step(engine.Event{Kind: engine.PeerLost, Rank: rank, Err: cause})
 		return
 	}
 	a.failf(rank, "rank %d is lost: %w, before all workers had said hello", rank, cause)
+}
+
+// lostDuring ends training because of a rank that is gone while others are not done with
+// something that all do.
+func (a *Agent) lostDuring(phase engine.Phase, rank int, cause error, what string) {
+	a.fail(&engine.Failure{Rank: rank, Bucket: -1, Phase: phase, Err: fmt.Errorf("rank %d is lost: %w, while %s", rank, cause, what)})
+}
+
+// gathers is what a worker waits for all to do, and its phase; "": nothing.
+func (x *worker) gathers() (what string, phase engine.Phase) {
+	switch {
+	case x.hello != nil:
+		return saysHello, helloPhase
+	case len(x.calls) > 0:
+		return x.calls[0].makes()
+	}
+	return "", ""
+}
+
+const (
+	saysHello               = "says hello"
+	helloPhase engine.Phase = "hello"
+)
+
+// makes is how one tells that a worker makes a call, and its phase.
+func (c *call) makes() (string, engine.Phase) {
+	return fmt.Sprintf("makes call %d (%v)", c.index, c), engine.Phase(c.Kind)
 }
 
 // gathering is something that all workers do together, each when it comes to it.
@@ -593,7 +637,7 @@ type gathering struct {
 }
 
 var (
-	hellos = gathering{"says hello", func(x *worker) bool { return x.hello != nil }, (*Agent).welcome}
+	hellos = gathering{saysHello, func(x *worker) bool { return x.hello != nil }, (*Agent).welcome}
 	calls  = gathering{"makes a call", func(x *worker) bool { return len(x.calls) > 0 }, (*Agent).call}
 )
 
@@ -621,10 +665,7 @@ func (a *Agent) gather(g gathering) {
 			a.failf(a.Ranks[w], "rank %d %s, and rank %d has ended%s", a.Ranks[first], g.what, a.Ranks[w], how)
 			return
 		case x.hello != nil || len(x.calls) > 0:
-			other := hellos.what
-			if len(x.calls) > 0 {
-				other = fmt.Sprintf("makes call %d (%v)", x.calls[0].index, x.calls[0])
-			}
+			other, _ := x.gathers()
 			a.failf(a.Ranks[w], "rank %d %s, while rank %d %s: every rank must do the same", a.Ranks[first], g.what, a.Ranks[w], other)
 			return
 		default:

@@ -117,10 +117,13 @@ type news struct {
 type waits struct {
 	Long      bool    `json:"long"`               // for so long as Patience says, and users are to know
 	Agreement *uint64 `json:"agreement,omitzero"` // or else a transfer
-	Session   uint64  `json:"session"`
-	Declared  int     `json:"declared"` // generations that all its workers have declared
-	Link      int     `json:"link"`
-	Instance  int     `json:"instance"`
+	// What all are to do there, and its phase.
+	What     string       `json:"what,omitzero"`
+	Phase    engine.Phase `json:"phase,omitzero"`
+	Session  uint64       `json:"session"`
+	Declared int          `json:"declared"` // generations that all its workers have declared
+	Link     int          `json:"link"`
+	Instance int          `json:"instance"`
 }
 
 // listen hears what another host has to tell, until it ends.
@@ -244,8 +247,8 @@ func (a *Agent) askHosts() {
 	}
 	w := waits{}
 	if len(a.asking) > 0 {
-		op := slices.Min(slices.Collect(maps.Keys(a.asking))) // they are answered in order
-		waited := a.now() - a.asking[op]
+		op, x := a.oldest()
+		waited := a.now() - x.since
 		if a.Timeout > 0 && waited > a.Timeout {
 			a.failf(-1, "rank %d has waited %v for other hosts to say hello, or make a call, as it did", a.Ranks[0], waited.Round(time.Millisecond))
 			return
@@ -253,7 +256,7 @@ func (a *Agent) askHosts() {
 		if waited <= soon && waited <= a.Patience {
 			return
 		}
-		w.Agreement, w.Long = &op, waited > a.Patience
+		w.Agreement, w.What, w.Phase, w.Long = &op, x.what, x.phase, waited > a.Patience
 		if a.session != nil {
 			w.Session, w.Declared = a.session.epoch, a.session.engine.Declared(0)
 			for i := range a.workers {
@@ -275,6 +278,19 @@ func (a *Agent) askHosts() {
 	for _, h := range a.others() {
 		a.tellHost(h, news{Waits: &w})
 	}
+}
+
+// asked is an agreement that is under way, or what follows from one.
+type asked struct {
+	since time.Duration
+	what  string // that all do
+	phase engine.Phase
+}
+
+// oldest is the agreement that is under way, and its number: they are answered in order.
+func (a *Agent) oldest() (uint64, asked) {
+	op := slices.Min(slices.Collect(maps.Keys(a.asking)))
+	return op, a.asking[op]
 }
 
 // missHost ends training because another host does not do its part, as err says. If
@@ -301,7 +317,12 @@ func (a *Agent) lostHost(host int, cause error) {
 	if errors.As(cause, &lost) {
 		cause = lost.Cause
 	}
-	if a.session != nil {
+	switch {
+	case a.session != nil && len(a.asking) > 0:
+		_, x := a.oldest()
+		a.lostDuring(x.phase, rank, cause, x.what)
+		return
+	case a.session != nil:
 		a.step(engine.Event{Kind: engine.PeerLost, Rank: rank, Err: cause})
 		return
 	}
@@ -323,13 +344,14 @@ func (a *Agent) agree(want any, differ func(host int, other []byte) error, then 
 func (a *Agent) ask(want any, differ func(host int, other []byte) error) func() error {
 	op := a.agreements
 	a.agreements++
-	a.asking[op] = a.now()
+	x := asked{a.now(), saysHello, helloPhase}
+	if n, ok := want.(numbered); ok {
+		x.what, x.phase = (&call{Call: n.Call, index: n.Index}).makes()
+	}
+	x.what = fmt.Sprintf("rank %d %s", a.Ranks[0], x.what)
+	a.asking[op] = x
 	return func() error {
-		defer func() {
-			a.mu.Lock()
-			defer a.mu.Unlock()
-			delete(a.asking, op)
-		}()
+		defer a.answered(op)
 		mine, err := protocol.Encode(want)
 		if err != nil {
 			return err
@@ -348,6 +370,12 @@ func (a *Agent) ask(want any, differ func(host int, other []byte) error) func() 
 		}
 		return nil
 	}
+}
+
+func (a *Agent) answered(op uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.asking, op)
 }
 
 // exchange returns what the other hosts have where this one has mine. Digests go

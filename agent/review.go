@@ -198,8 +198,11 @@ func (a *Agent) review(c *call, reports []profile.Report) {
 	a.reviewing.reviewed = true
 	op := a.agreements // of what is decided
 	a.agreements++
+	what, phase := c.makes()
+	a.asking[op] = asked{a.now(), fmt.Sprintf("rank %d %s", a.Ranks[0], what), phase}
 	var d Decided
 	a.fly(a.session, func() (err error) {
+		defer a.answered(op)
 		if err := ask(); err != nil {
 			return err
 		}

@@ -167,7 +167,11 @@ func TestReviewChanges(t *testing.T) {
 		{Decision: protocol.Decision{Change: true, Review: 4}, Schedule: &agent.Schedule{Plan: p, Limits: plan.DelayLimits(1)}},
 		{Decision: protocol.Decision{Change: true}},
 	}
-	for _, l := range []collective.Layout{{2}, {1, 2}} {
+	for _, x := range []struct {
+		layout collective.Layout
+		slow   int // the rank that comes last to everything; -1: none
+	}{{collective.Layout{2}, -1}, {collective.Layout{2}, 0}, {collective.Layout{2}, 1}, {collective.Layout{1, 2}, -1}, {collective.Layout{1, 2}, 0}, {collective.Layout{1, 2}, 2}} {
+		l := x.layout
 		taken := 0
 		o := agent.Config{Review: &agent.Review{After: 3, Profile: 1, Take: func(agent.Reviewed) (agent.Decided, error) {
 			taken++
@@ -175,6 +179,7 @@ func TestReviewChanges(t *testing.T) {
 		}}}
 		hosts, _ := newHosts(t, l, networks["memory"], o)
 		sum := means(t, j, l)
+		comes := taking(l.Workers(), x.slow)
 		must(t, hosts, func(w *worker.Worker) error {
 			y := &trainee{w, j, sum, nil, nil}
 			for _, x := range []struct {
@@ -183,6 +188,7 @@ func TestReviewChanges(t *testing.T) {
 			}{{"ddp", []int{3, 5}}, {"deft", []int{4}}, {"ddp", nil}} {
 				hello := does(j)
 				hello.FirstBucket, hello.BucketBytes = 1<<20, 1<<20
+				comes(w.Rank)
 				if err := w.Hello(hello); err != nil {
 					return err
 				}
@@ -196,6 +202,7 @@ func TestReviewChanges(t *testing.T) {
 				n := 0
 				for _, after := range append(x.reviews, n+2) {
 					for ; n < after; n++ {
+						comes(w.Rank)
 						if err := y.iterate(n); err != nil {
 							return err
 						}
@@ -203,6 +210,7 @@ func TestReviewChanges(t *testing.T) {
 					if x.reviews == nil {
 						return w.Goodbye()
 					}
+					comes(w.Rank)
 					d, err := w.Review(new(profile.Report))
 					if err != nil {
 						return err
@@ -211,6 +219,7 @@ func TestReviewChanges(t *testing.T) {
 						break
 					}
 				}
+				comes(w.Rank)
 				if err := y.flush(n); err != nil {
 					return err
 				}
@@ -222,6 +231,91 @@ func TestReviewChanges(t *testing.T) {
 			if err := h.agent.Err(); err != nil {
 				t.Error(err)
 			}
+		}
+	}
+}
+
+// taking returns what workers call before each thing that they do. The slow one waits there
+// until the others are about to do it, or further.
+func taking(world, slow int) func(rank int) {
+	var mu sync.Mutex
+	come, times := sync.NewCond(&mu), make([]int, world)
+	return func(rank int) {
+		mu.Lock()
+		defer mu.Unlock()
+		times[rank]++
+		come.Broadcast()
+		for rank == slow && slices.ContainsFunc(times, func(n int) bool { return n < times[slow] }) {
+			come.Wait()
+		}
+	}
+}
+
+// Who is lost at any point of a switch is named to all others, with what they were doing.
+func TestLostInSwitch(t *testing.T) {
+	model := tensors("float32", 5)
+	for _, l := range []collective.Layout{{2}, {1, 1}, {2, 1}} {
+		for _, x := range []struct {
+			name, want string
+			at         int  // which thing it does not do any more
+			decided    bool // it is lost in the middle of the one before
+		}{
+			{name: "review", want: "makes call 0 (review)", at: 0},
+			{name: "decision", want: "makes call 0 (review)", at: 1, decided: true},
+			{name: "flush", want: "makes call 1 (flush)", at: 1},
+			{name: "hello", want: "says hello", at: 2},
+			{name: "gradient", want: "waiting for its gradient of tensor t0 (bucket 0) of iteration 0", at: 3},
+		} {
+			t.Run(fmt.Sprint(l, " ", x.name), func(t *testing.T) {
+				t.Parallel()
+				var told sync.Once
+				waits, deciding, gone := make(chan string, 10), make(chan bool), make(chan bool)
+				o := agent.Config{Patience: time.Millisecond, Warn: func(s string) { waits <- s }, Review: &agent.Review{After: 1, Take: func(agent.Reviewed) (d agent.Decided, err error) {
+					d.Change = true
+					if x.decided {
+						close(deciding)
+						<-gone // what is decided does not matter any more
+					}
+					return d, nil
+				}}}
+				var hosts []*host
+				if len(l) == 1 {
+					o.World, o.Ranks = 2, []int{0, 1}
+					hosts = append(hosts, newHost(t, o))
+				} else {
+					hosts, _ = newHosts(t, l, networks["memory"], o)
+				}
+				must(t, hosts, func(w *worker.Worker) error { return cmp.Or(w.Hello(model), pass(w, 0)) })
+				victim := l.Workers() - 1
+				errs := everywhere(hosts, func(w *worker.Worker) error {
+					if x.decided && w.Rank == victim {
+						go func() {
+							<-deciding
+							w.Close()
+						}()
+					}
+					for at, do := range []func() error{
+						func() error { _, err := w.Review(new(profile.Report)); return err },
+						func() error { return w.Call(protocol.Call{Kind: protocol.Flush}) },
+						func() error { return w.Hello(model) },
+						func() error { return pass(w, 0) },
+					} {
+						if w.Rank == victim && at == x.at && !x.decided {
+							<-waits // the others are there
+							return w.Close()
+						}
+						if err := do(); err != nil {
+							if w.Rank != victim {
+								told.Do(func() { close(gone) })
+							}
+							return err
+						}
+					}
+					return errors.New("it went on")
+				})
+				mustFail(t, errs[:victim], fmt.Sprintf("rank %d is lost: its connection ended (", victim))
+				mustFail(t, errs[:victim], x.want)
+			})
 		}
 	}
 }

@@ -14,6 +14,7 @@ type Phase string
 const (
 	Gradient Phase = "gradient" // a worker was yet to declare it
 	Transfer Phase = "transfer" // it was being reduced
+	Flushing Phase = "flush"    // none waited: all that was declared has been reduced, or is
 )
 
 // Failure is why training cannot go on.
@@ -77,6 +78,9 @@ func (e *Engine) lost(now time.Duration, rank, w int, cause error) *Failure {
 		for _, f := range e.links[l].flying {
 			return e.flying(now, rank, l, f, err)
 		}
+	}
+	if e.drains {
+		return &Failure{Rank: rank, Bucket: -1, Phase: Flushing, Err: fmt.Errorf("%w, in a flush", err)}
 	}
 	if b, g, ok := e.owed(0); ok && w < 0 { // the next that would have needed it
 		return e.about(rank, b, g, Gradient, e.waiting(now, b, g), err)

@@ -17,7 +17,7 @@ from ._device import Device
 from ._handover import HandOver
 from ._hooks import ForwardHook, GradientHook, StepHook, at_end_of_backward, tensors_in
 from ._memory import dtype_name
-from ._places import Places
+from ._places import Places, stranger
 from ._profile import Profile, Watch
 from ._statistics import Statistics
 from ._updates import Step, Updates, step_but
@@ -66,6 +66,8 @@ class Reducer:
         self.joining = False  # within join
         self._added = [False] * len(self.parameters)  # within no_sync, since the last pass
         self._trained = list(range(client.world))  # the workers that trained in the last pass in which one did
+        self._verified = False  # the forward pass of the next pass has seen that parameters are what they were
+        self._in_groups = _in_groups(optimizer)
         self._expected = False  # a forward pass has run since the last step
         self._reduced = False  # and so has a pass
         self._delays: Optional[Delays] = None  # of a plan that delays updates
@@ -164,6 +166,7 @@ class Reducer:
             return
         if torch.is_grad_enabled():
             self._places.verify()
+            self._verified = True
         else:
             # Nothing is gained in an evaluation, and modules take other kernels if they find tensors that are not plain.
             self.finish()
@@ -179,7 +182,12 @@ class Reducer:
                 t.register_hook(lambda _: self._begin())
 
     def _before_step(self) -> None:
-        """Raises WeftError for a step that no pass came before: the other workers wait for that pass."""
+        """Raises WeftError for a step that no pass came before: the other workers wait for that pass; or of other parameters."""
+        if self.ended is None and _in_groups(self._optimizer) != self._in_groups:
+            found = stranger(self._places.all(), self._optimizer)
+            if found is not None:
+                raise WeftError(f"rank {self._client.rank}: {found}")
+            self._in_groups = _in_groups(self._optimizer)
         wanting = self._expected and not self._reduced and self.ended is None
         self._expected = self._reduced = False
         if wanting and not any(p.grad is not None and bool(p.grad.any()) for _, p in self.parameters):
@@ -262,6 +270,9 @@ class Reducer:
         if self._delays is not None and self._delays.awaits_step:
             raise WeftError("two backward passes before step() under a plan that delays updates: all but the last belong in no_sync()")
         self._end_iteration()
+        if not self._verified:  # the model was not called as a whole
+            self._places.verify()
+        self._verified = False
         self._buckets.forget()
         self._reached = [False] * len(self.parameters)
 
@@ -387,3 +398,8 @@ class Reducer:
 
     def _name(self, k: int) -> str:
         return f"rank {self._client.rank}: parameter {self.parameters[k][0]}"
+
+
+def _in_groups(optimizer: torch.optim.Optimizer) -> List[int]:
+    """How many parameters each group of an optimizer has."""
+    return [len(group["params"]) for group in optimizer.param_groups]

@@ -24,6 +24,7 @@ import torch
 from ._client import WeftError
 from ._graph import backend
 from ._graph_job import job, order_from_plan, watch, write
+from ._places import stranger
 from ._reducer import Reducer
 from ._session import BUCKET_BYTES, FIRST_BUCKET_BYTES, Session
 
@@ -78,14 +79,9 @@ def wrap(
     name c10d. torch.distributed is initialized before, with the same ranks.
     """
     session = _open()
-    mine = set(model.parameters())
-    for g, group in enumerate(optimizer.param_groups):
-        for i, p in enumerate(group["params"]):
-            if p not in mine:
-                raise ValueError(
-                    f"wrap: parameter {i} (shape {tuple(p.shape)}) of the optimizer's group {g} is not one of the model's:"
-                    " its gradient would not be averaged"
-                )
+    found = stranger(set(model.parameters()), optimizer)
+    if found is not None:
+        raise ValueError(f"wrap: {found}")
     session.wrap(model, optimizer, bucket_bytes, first_bucket_bytes, separable, c10d)
     return model, optimizer
 
