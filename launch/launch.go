@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -24,8 +25,8 @@ type Config struct {
 	Place
 	// Env is added to the environment of this process and what every launcher gives
 	// to workers: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
-	// MASTER_PORT, and OMP_NUM_THREADS, an equal part of the processors, if it is not
-	// set.
+	// MASTER_PORT; and, if they are not set, OMP_NUM_THREADS, an equal part of the
+	// processors, and what has malloc keep memory (see keepMemory).
 	Env []string
 	// Prepare, if set, is called before each worker is started, in the thread that
 	// starts them all and that ends with the last: what it does to that thread (a
@@ -183,7 +184,20 @@ func (g *Group) environment(i int) []string {
 	if os.Getenv("OMP_NUM_THREADS") == "" {
 		env = append(env, fmt.Sprint("OMP_NUM_THREADS=", max(1, runtime.NumCPU()/g.Workers)))
 	}
+	if !slices.ContainsFunc(os.Environ(), tunesMalloc) {
+		env = append(env, keepMemory...)
+	}
 	return env
+}
+
+// keepMemory has glibc's malloc keep what a training frees, for its next iteration. By
+// default it returns large blocks to the kernel, and every iteration's activations and
+// gradients cost a page fault a page (docs/benchmarks.md, "Memory that comes back").
+var keepMemory = []string{"MALLOC_MMAP_THRESHOLD_=1073741824", "MALLOC_TRIM_THRESHOLD_=1099511627776"}
+
+// tunesMalloc says of a variable that the user has chosen how memory is allocated.
+func tunesMalloc(variable string) bool {
+	return strings.HasPrefix(variable, "MALLOC_") || strings.HasPrefix(variable, "GLIBC_TUNABLES=") || strings.HasPrefix(variable, "LD_PRELOAD=")
 }
 
 // worker is a process and what it prints.
