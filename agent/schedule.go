@@ -221,7 +221,7 @@ func (x *Schedule) adapt(j *job.Job, boundaries bool) (p *plan.Plan, note string
 	case err == nil && boundaries:
 		return p, note, nil
 	case err == nil && p.MaxDelay > 0:
-		return nil, "", errors.New("the plan delays updates, which these workers do not: they do not tell when iterations end (hello without boundaries)")
+		return nil, "", errNoDelay
 	case err == nil && !awaitsBoundary(p):
 		return p, note, nil
 	case err != nil && (j.Mode != job.Global || p.MaxDelay > 0):
@@ -237,6 +237,10 @@ func (x *Schedule) adapt(j *job.Job, boundaries bool) (p *plan.Plan, note string
 	}
 	return nil, "", cmp.Or(err, errors.New("the plan waits for the ends of iterations, which these workers do not tell"))
 }
+
+// errNoDelay is why workers whose step() cannot be taken apart, or that need the averages
+// of each iteration, are given plain buckets in place of a plan.
+var errNoDelay = errors.New("the plan delays updates, which this training cannot bear: its optimizer updates all tensors at once, or it needs the averages of each iteration (hello without boundaries)")
 
 func awaitsBoundary(p *plan.Plan) bool {
 	return slices.ContainsFunc(p.Programs, func(x plan.Program) bool {

@@ -166,10 +166,6 @@ func TestScheduleRefused(t *testing.T) {
 		"plan rule 5 (delay, staleness, update rate and memory are allowed) does not hold": func(_ int, _ *job.Job, s *agent.Schedule, _ *protocol.Hello) {
 			s.Plan.Updates[0].Iteration, s.Plan.MaxDelay, s.Plan.MaxStaleness = 1, 1, 1
 		},
-		"the plan delays updates, which these workers do not": func(_ int, _ *job.Job, s *agent.Schedule, _ *protocol.Hello) {
-			s.Plan.Updates[0].Iteration, s.Plan.MaxDelay, s.Plan.MaxStaleness = 1, 1, 1
-			s.Limits = plan.DelayLimits(1)
-		},
 		`unknown update mode "none"`: func(_ int, _ *job.Job, _ *agent.Schedule, said *protocol.Hello) { said.Mode = "none" },
 	} {
 		j, _ := scheduled()
@@ -742,5 +738,28 @@ func TestPlanOfOneHost(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "plan none") || !strings.Contains(err.Error(), "give every host the same plan") {
 			t.Errorf("got %v", err)
 		}
+	}
+}
+
+// Workers that cannot delay updates are given plain buckets in place of a plan that does.
+func TestNoDelay(t *testing.T) {
+	j := trained()
+	l := collective.Layout{1, 1}
+	var warned []string
+	limits := plan.DelayLimits(1)
+	hosts := given(t, l, agent.Schedule{Plan: built(t, j, "deft", limits), Limits: limits}, func(s string) { warned = append(warned, s) })
+	must(t, hosts, func(w *worker.Worker) error {
+		h := does(j)
+		h.Mode, h.Boundaries = "global", false
+		if err := w.Hello(h); err != nil {
+			return err
+		}
+		if w.Welcome.Policy != "ddp" || w.Welcome.Updates != nil {
+			return fmt.Errorf("policy %s, updates %+v", w.Welcome.Policy, w.Welcome.Updates)
+		}
+		return w.Goodbye()
+	})
+	if len(warned) != 1 || !strings.Contains(warned[0], "plain buckets instead") {
+		t.Errorf("warned of %q", warned)
 	}
 }

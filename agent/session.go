@@ -151,7 +151,12 @@ func (a *Agent) begin(first *protocol.Hello) {
 	var err error
 	if a.Schedule != nil && (len(first.Tensors) > 0 || a.Schedule.Replay) {
 		var note string
-		if l, note, err = a.Schedule.layout(first, a.alone()); note != "" && a.Ranks[0] == 0 && a.Warn != nil {
+		l, note, err = a.Schedule.layout(first, a.alone())
+		if errors.Is(err, errNoDelay) {
+			note = err.Error() + ": plain buckets instead"
+			l, err = newLayout(first)
+		}
+		if note != "" && a.Ranks[0] == 0 && a.Warn != nil {
 			a.Warn(note)
 		}
 	} else {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"weft/agent"
@@ -126,6 +127,9 @@ func (c *Choice) make(r *agent.Reviewed) (*made, error) {
 	if m.plain, err = Predict(ctx, j, on, r.Plan); err != nil {
 		return nil, err
 	}
+	if why := undelayed(r); why != "" && c.Options.Limits.MaxDelay > 0 {
+		c.found = append(c.found, "no updates are delayed, whatever --max-delay allows: "+why)
+	}
 	by := c.policy(r)
 	p, err := by.Build(ctx, j, on, c.Options)
 	if err != nil {
@@ -154,6 +158,17 @@ func (c *Choice) policy(r *agent.Reviewed) policy.Policy {
 	return auto.New(among)
 }
 
+// undelayed is why these workers cannot delay updates; "": they can.
+func undelayed(r *agent.Reviewed) string {
+	if !r.Hello.Boundaries {
+		return "the optimizer updates all tensors at once, or the training needs the averages of each iteration"
+	}
+	if slices.ContainsFunc(r.Reports(), func(x profile.Report) bool { return x.Global }) {
+		return "gradients are read between backward() and step(); to clip, use wrap(clip_norm=...)"
+	}
+	return ""
+}
+
 func executable(p policy.Policy, r *agent.Reviewed) policy.Policy {
 	build := p.Build
 	p.Build = func(ctx context.Context, j *job.Job, on *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
@@ -161,8 +176,8 @@ func executable(p policy.Policy, r *agent.Reviewed) policy.Policy {
 		if err != nil {
 			return nil, err
 		}
-		if made.MaxDelay > 0 {
-			return nil, fmt.Errorf("%w: workers do not delay updates yet", policy.ErrUnsuitable)
+		if why := undelayed(r); why != "" && !made.Synchronous() {
+			return nil, fmt.Errorf("%w: no updates can be delayed: %s", policy.ErrUnsuitable, why)
 		}
 		if err := r.Executable(&agent.Schedule{Plan: made, Limits: o.Limits}); err != nil {
 			return nil, fmt.Errorf("%w: %w", policy.ErrUnsuitable, err)

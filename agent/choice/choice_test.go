@@ -12,8 +12,10 @@ import (
 	"weft/cluster"
 	"weft/job"
 	"weft/pilot"
+	"weft/plan"
 	"weft/policy"
 	"weft/policy/dear"
+	"weft/policy/deft"
 	"weft/policy/fusion"
 	"weft/profile"
 )
@@ -58,18 +60,25 @@ func reviewed(t *testing.T, bandwidth float64, times []float64) agent.Reviewed {
 			at += cost.Total() + 1
 		}
 	}
+	other := h
+	other.Reports = slices.Clone(h.Reports)
 	says := protocol.Hello{World: 2, Mode: "per-tensor", Boundaries: true}
 	for _, x := range j.Tensors {
 		says.Tensors = append(says.Tensors, protocol.Tensor{Name: x.Name, Elements: x.Elements, DType: x.Grad.String()})
 	}
-	return agent.Reviewed{Hello: says, Tensors: j.Tensors, Plan: p, Hosts: []profile.Host{h, h}}
+	return agent.Reviewed{Hello: says, Tensors: j.Tensors, Plan: p, Hosts: []profile.Host{h, other}}
 }
 
 // A training whose plan takes planned, and plain buckets plain microseconds: what ran, an
 // item a review, and what the user was told.
 func play(t *testing.T, p policy.Policy, bandwidth, planned, plain float64, reviews int) (ran []string, told string) {
 	t.Helper()
-	c := &Choice{Policy: p, Among: []policy.Policy{fusion.DDP}, Pilot: pilot.Config{Warm: 2, Profile: 4, Settle: 1, Window: 3, Turns: 2, Rest: 10, Drift: 0.15}}
+	return playDelayed(t, p, plan.DefaultLimits, func(*agent.Reviewed) {}, bandwidth, planned, plain, reviews)
+}
+
+func playDelayed(t *testing.T, p policy.Policy, limits plan.Limits, change func(*agent.Reviewed), bandwidth, planned, plain float64, reviews int) (ran []string, told string) {
+	t.Helper()
+	c := &Choice{Policy: p, Options: policy.Options{Limits: limits}, Among: []policy.Policy{fusion.DDP, deft.DeFT}, Pilot: pilot.Config{Warm: 2, Profile: 4, Settle: 1, Window: 3, Turns: 2, Rest: 10, Drift: 0.15}}
 	r := c.Review()
 	runs, at, last := "plain", r.After, 0
 	for i := range reviews {
@@ -77,6 +86,7 @@ func play(t *testing.T, p policy.Policy, bandwidth, planned, plain float64, revi
 		time := map[string]float64{"plain": plain, "plan": planned}[runs]
 		known := reviewed(t, bandwidth, slices.Repeat([]float64{time}, n))
 		known.First = i == 0
+		change(&known)
 		d, err := r.Take(known)
 		if err != nil {
 			t.Fatal(err)
@@ -132,6 +142,23 @@ func TestNoPlan(t *testing.T) {
 		}
 		if !strings.HasPrefix(told, x.want) {
 			t.Errorf("%s: told %q, want %q", x.policy.Name, told, x.want)
+		}
+	}
+}
+
+// Plans that delay updates are tried if the user allows it, and the training bears it.
+func TestDelays(t *testing.T) {
+	ran, told := playDelayed(t, policy.Policy{}, plan.DelayLimits(1), func(*agent.Reviewed) {}, 1e8, 8000, 9000, 6)
+	if want := []string{"plain 6", "plan 4", "plain 4", "plain 3", "plan 4", "plan 10"}; !slices.Equal(ran, want) || !strings.Contains(told, "policy auto, delay 1\nthe best of ") {
+		t.Errorf("ran %q, told %q", ran, told)
+	}
+	for want, change := range map[string]func(*agent.Reviewed){
+		"no updates are delayed, whatever --max-delay allows: the optimizer updates all": func(r *agent.Reviewed) { r.Hello.Mode, r.Hello.Boundaries = "global", false },
+		"no updates are delayed, whatever --max-delay allows: gradients are read":        func(r *agent.Reviewed) { r.Hosts[1].Reports[0].Global = true },
+	} {
+		ran, told := playDelayed(t, deft.DeFT, plan.DelayLimits(1), change, 1e8, 8000, 9000, 3)
+		if !slices.Equal(ran, []string{"plain 6", "plain 10", "plain 20"}) || strings.Count(told, want) != 1 {
+			t.Errorf("ran %q, told %q", ran, told)
 		}
 	}
 }

@@ -42,8 +42,9 @@ a secret that is the same on all of them.
 
 Training begins in plain buckets, which are measured. If a plan is faster as simulated,
 it runs in turns with plain buckets until it is known which is; what is kept is watched.
-The weights are the same. At the end host 0 tells what was found. --policy NAME has that
-policy make the plan, and --policy ddp runs plain buckets alone.
+The weights are the same, unless --max-delay lets updates come late. At the end host 0
+tells what was found. --policy NAME has that policy make the plan, and --policy ddp runs
+plain buckets alone.
 
 With --plan FILE the gradients travel as that plan says, and updates are applied when
 it says; it is refused if it is not for the model, breaks a rule, or delays more than

@@ -6,16 +6,23 @@ The oracle knows the plan's generations and updates, both ranks' batches, and wh
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any, Dict, Iterator, List, Tuple
 
 import torch
 from torch import nn
 
+import weft.torch as weft
+
+RANK = int(os.environ.get("RANK", "0"))
 WORLD, STEPS, FLUSH = 2, 11, 6  # FLUSH: after so many iterations
-OPTIMIZERS = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+# An optimizer, and what else wrap is told.
+OPTIMIZERS: Dict[str, Tuple[Any, Dict[str, Any]]] = {
+    "sgd": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01), {}),
+    "adamw": (lambda p: torch.optim.AdamW(p, lr=0.01), {}),
+    "clipped": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), {"clip_norm": 0.3}),
+    "sums": (lambda p: torch.optim.SGD(p, lr=0.1), {"generations": "sum"}),
 }
 
 
@@ -45,7 +52,7 @@ def state(model: nn.Module) -> List[torch.Tensor]:
     return [p.detach().clone() for p in model.parameters()]
 
 
-def oracle(plan: Dict[str, Any], optimizer_of: Any) -> List[List[torch.Tensor]]:
+def oracle(plan: Dict[str, Any], optimizer_of: Any, clip_norm: float = 0.0, generations: str = "mean") -> List[List[torch.Tensor]]:
     """The weights after every iteration, after the flush, and at the end."""
     model = Model()
     parameters = list(model.parameters())
@@ -64,12 +71,15 @@ def oracle(plan: Dict[str, Any], optimizer_of: Any) -> List[List[torch.Tensor]]:
                 out.append(None)
             else:
                 parts = [torch.zeros_like(parameters[k]) if s[k] is None else s[k] * (1 / WORLD) for s in sums]
-                out.append((parts[0] + parts[1]) / length)
+                total = parts[0] + parts[1]
+                out.append(total / length if generations == "mean" else total)
         return out
 
     def apply(grads: List[Any], lr: float) -> None:
         for p, g in zip(parameters, grads):
             p.grad = g
+        if clip_norm:
+            nn.utils.clip_grad_norm_(parameters, clip_norm)
         now, optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"], lr
         optimizer.step()
         optimizer.param_groups[0]["lr"] = now
@@ -111,14 +121,71 @@ def oracle(plan: Dict[str, Any], optimizer_of: Any) -> List[List[torch.Tensor]]:
     return seen
 
 
-def main(plan: Dict[str, Any], out: str) -> None:
-    import weft.torch as weft
+def train(model: nn.Module, optimizer: Any, n: int, between: Any = lambda: None) -> None:
+    x, y = next(batches(RANK))
+    optimizer.zero_grad(set_to_none=True)
+    model(x, y, n, RANK).backward()
+    between()
+    optimizer.step()
 
+
+def same(model: nn.Module) -> bool:
+    """Whether all ranks have the same weights."""
+    mine = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return torch.equal(weft.all_reduce(mine.clone(), "max"), weft.all_reduce(mine.clone(), "min"))
+
+
+def changed(model: nn.Module, optimizer: Any) -> None:
+    """Gradients are clipped, or replaced: an error, and the update is made when step is called again."""
+
+    def replace() -> None:
+        p = next(model.parameters())
+        p.grad = torch.zeros_like(p)
+
+    for between in (lambda: nn.utils.clip_grad_norm_(model.parameters(), 1e-3), replace):
+        try:
+            train(model, optimizer, 9, between)
+        except weft.WeftError as e:
+            assert "clip_norm" in str(e), e
+        else:
+            raise AssertionError("a gradient was changed")
+        optimizer = one_step(model)
+
+
+def alone(model: nn.Module, optimizer: Any) -> None:
+    """One rank reads everything between two iterations. It sees what all have then, and nobody is waited for."""
+    optimizer = one_step(model)
+    for n in range(7):
+        train(model, optimizer, 9)
+        if RANK == 1:
+            held = [p.clone() for p in model.state_dict().values()], optimizer.state_dict()
+            assert all(torch.equal(a, b) for a, b in zip(held[0], model.parameters()))
+    assert same(model)
+
+
+def read(model: nn.Module, optimizer: Any) -> None:
+    """One rank reads gradients before step: soon no update is delayed any more."""
+    optimizer = one_step(model)
+    reducer = weft._session.reducer  # type: ignore[union-attr]
+    for n in range(16):
+        train(model, optimizer, 9, lambda: [float(p.grad.norm()) for p in model.parameters() if p.grad is not None] if RANK == 1 else None)
+        assert same(model)
+    assert reducer._delays is None  # type: ignore[union-attr]
+
+
+def one_step(model: nn.Module) -> Any:
+    """Wraps the model anew."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weft.wrap(model, optimizer)
+    return optimizer
+
+
+def main(plan: Dict[str, Any], out: str) -> None:
     weft.init()
-    for name, optimizer_of in OPTIMIZERS.items():
+    for name, (optimizer_of, options) in OPTIMIZERS.items():
         model = Model()
         optimizer = optimizer_of(model.parameters())
-        weft.wrap(model, optimizer)
+        weft.wrap(model, optimizer, **options)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
         seen = []
         for n, (x, y) in enumerate(batches(weft.rank())):
@@ -130,21 +197,14 @@ def main(plan: Dict[str, Any], out: str) -> None:
             if n + 1 in (FLUSH, STEPS):
                 weft.flush()
                 seen.append(state(model))
-        want = oracle(plan, optimizer_of)
+        want = oracle(plan, optimizer_of, **options)
         assert len(seen) == len(want)
         for n, (g, w) in enumerate(zip(seen, want)):
             for k, (a, b) in enumerate(zip(g, w)):
                 assert torch.equal(a, b), f"{name}: state {n}, parameter {k} differs by {float((a - b).abs().max())}"
-    model[0].weight.grad = None
-    optimizer.zero_grad(set_to_none=True)
-    model(x, y, 9, weft.rank()).backward()
-    try:
-        nn.utils.clip_grad_norm_(model.parameters(), 1)
-    except weft.WeftError as e:
-        assert "--max-delay 0" in str(e), e
-    else:
-        raise AssertionError("a gradient was read")
-    optimizer.step()
+    changed(model, optimizer)
+    alone(model, optimizer)
+    read(model, optimizer)
     open(f"{out}.{weft.rank()}", "w").close()
 
 

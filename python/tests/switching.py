@@ -1,7 +1,7 @@
 """Trains for 200 steps while plans change, and prints a digest of the weights: switching.py HOW.
 
 plain; sums: of several passes (no_sync); some: parameters that are not always used; join: workers have different numbers of
-batches; slow: one rank is; dies NUMBER before|after: rank 1 is killed in a review.
+batches; reads: gradients are clipped; slow: one rank is; dies NUMBER before|after: rank 1 is killed in a review.
 """
 
 from __future__ import annotations
@@ -87,8 +87,11 @@ def main() -> None:
             for part in range(3 if what == "sums" else 1):
                 with weft.no_sync() if what == "sums" and part < 2 else contextlib.nullcontext():
                     model(torch.randn(4, 8, generator=data)).pow(2).mean().backward()
+            if what == "reads":
+                nn.utils.clip_grad_norm_(model.parameters(), 1)
             optimizer.step()
             scheduler.step()
+    weft.flush()
     digest = hashlib.sha256()
     state = optimizer.state_dict()["state"]
     for t in [*model.parameters(), *model.buffers(), *(state[k]["exp_avg_sq"] for k in sorted(state))]:

@@ -13,9 +13,9 @@ from . import launch
 OFTEN = {"WEFT_PILOT": "2,6,1,2,2,10"}
 
 
-def train(policy: str, *how: str, hosts: bool = False) -> launch.Rank:
+def train(policy: str, *how: str, hosts: bool = False, delay: int = 0) -> launch.Rank:
     """Runs switching.py on two workers of this host, or one each of two."""
-    run, script = [launch.WEFT, "run", "--policy", policy], ["--", sys.executable, "-W", "ignore", launch.os.path.join(launch.HERE, "switching.py"), *how]
+    run, script = [launch.WEFT, "run", "--policy", policy, *(["--max-delay", str(delay)] if delay else [])], ["--", sys.executable, "-W", "ignore", launch.os.path.join(launch.HERE, "switching.py"), *how]
     if not hosts:
         return launch.run_command([*run, "-n", "2", *script], OFTEN)[0]
     with tempfile.TemporaryDirectory() as directory:
@@ -58,6 +58,16 @@ class Switching(unittest.TestCase):
 
     def test_speeds(self) -> None:
         self.check("slow", "dear")
+
+    def test_delayed(self) -> None:
+        """Plain buckets and a plan that delays updates take turns; weights are those of all ranks, not those of plain buckets."""
+        for how, told in (("plain", "weft: plan sha256:.*, policy deft, delay 1"), ("join", "no updates are delayed from now on"), ("reads", "weft: no updates are delayed, whatever")):
+            with self.subTest(how):
+                got = train("deft", how, delay=1)
+                digests = re.findall(r"digest (\w+)", got.output)
+                self.assertEqual((got.code, len(digests), len(set(digests))), (0, 2, 1), got.output)
+                self.assertRegex(got.output, told)
+                self.assertEqual("delays updates: delay 1" in got.output, how != "reads", got.output)
 
     def test_lost_in_switch(self) -> None:
         """Before the first review, and between the answer and the hello of a switch into a plan and of one out of it."""

@@ -11,7 +11,7 @@ from ._averages import plain_tensors
 from ._buckets import Buckets
 from ._calls import Calls
 from ._client import Client, Layout, WeftError
-from ._guard import guard, raw_grad, release
+from ._guard import guard, plainly, raw_grad, release, set_raw_grad
 from ._updates import Step
 
 
@@ -32,18 +32,18 @@ def say(layout: Layout) -> None:
 
 
 class _Local:
-    """Guards a gradient of this rank between the backward pass and step(): whoever reads it there would take it for the average."""
+    """Guards a gradient of this rank between the backward pass and step(): whoever reads it there takes it for the average."""
 
-    def __init__(self, gradient: torch.Tensor) -> None:
+    def __init__(self, gradient: torch.Tensor, read: Callable[[], None]) -> None:
+        """read is called at a read."""
         self.gradient = gradient
         self.version = gradient._version
+        self._read = read
         guard(gradient, self)
 
     def complete(self) -> None:
-        raise WeftError(
-            "a gradient was read between backward() and step(): under a plan that delays updates it is this rank's alone, and its"
-            " average comes later (so norms, clipping and GradScaler cannot be had): train with --max-delay 0"
-        )
+        release(self.gradient)
+        self._read()
 
     def get_grad(self) -> Optional[torch.Tensor]:
         return self.gradient
@@ -60,6 +60,7 @@ class _Generation:
 
     def __init__(self, targets: List[torch.Tensor], length: int) -> None:
         self.targets = targets  # the flags of use, then a tensor a parameter
+        self.averaged = False  # they are what is applied
         self.length = length  # iterations
         self.step: Optional[Step] = None  # the last one called within it
         self.left = set(range(1, len(targets)))  # tensors that are yet to be applied
@@ -72,9 +73,19 @@ class Delays:
     last one the sums are handed over. The average over workers is divided by the number of iterations, and applied where the
     plan says, with the hyper-parameters of the last step() within the generation. So one update is made a generation. A
     parameter is updated if, in the generation, some rank's .grad was not None at the end of a pass.
+
+    A rank whose script reads gradients between backward() and step(), and takes them for averages, asks all to delay nothing. It
+    says so with the flags of use, so that all ranks hear of it when they apply the same generation.
     """
 
-    def __init__(self, client: Client, buckets: Buckets, layout: Layout, parameters: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, client: Client, buckets: Buckets, layout: Layout, parameters: Sequence[torch.Tensor], clip_norm: Optional[float], sums: bool
+    ) -> None:
+        """With sums, a generation's gradients are not divided by their number of iterations."""
+        self._clip_norm = clip_norm
+        self._sums_up = sums
+        self._asks = False  # this rank
+        self.asked = False  # some rank has, as all know
         self._client = client
         self._buckets = buckets
         self._layout = layout
@@ -86,6 +97,7 @@ class Delays:
         self._closed: Dict[int, _Generation] = {}
         self._step: Optional[Step] = None  # the last one
         self._locals: List[_Local] = []
+        self._grads: List[Optional[torch.Tensor]] = []  # of the last pass
         self.awaits_step = False  # a pass has ended, and its step not been called
 
     @property
@@ -108,6 +120,8 @@ class Delays:
         grads = [p.grad for p in self._parameters]
         with plain_tensors():
             if self.last:
+                if self._asks:
+                    used[len(self._parameters) + self._client.rank] = 2
                 self.put(0, used)
                 targets = [torch.empty_like(used), *(torch.empty_like(p.data) for p in self._parameters)]
                 self._closed[self._buckets.generation] = _Generation(targets, self._gathered + 1)
@@ -120,7 +134,8 @@ class Delays:
                     if value is not None:
                         self._sums[tensor] = value.detach().clone() if before is None else before.add_(value.detach())
                 self._gathered += 1
-        self._locals = [_Local(g) for g in {id(g): g for g in grads if g is not None}.values()]
+        self._grads = grads
+        self._locals = [_Local(g, self._read) for g in {id(g): g for g in grads if g is not None}.values()]
         self.iteration += 1
         self.awaits_step = True
 
@@ -141,16 +156,27 @@ class Delays:
 
     def _apply(self, g: int, tensors: Sequence[int]) -> None:
         generation = self._closed[g]
-        while not all(self._buckets.has_come(k, g) for k in [0, *tensors]):
+        # A norm is of all of them.
+        needed = range(len(generation.targets)) if self._clip_norm is not None else [0, *tensors]
+        while not all(self._buckets.has_come(k, g) for k in needed):
             self._buckets.receive()
         with plain_tensors():
             used = generation.targets[0]
+            workers = used[len(self._parameters) :]
+            self.asked = self.asked or float(workers.max()) * self._client.world > generation.length + 0.5
+            left = generation.left.intersection(range(1, len(generation.targets)) if self._clip_norm is not None else tensors)
+            if not self._sums_up and not generation.averaged:
+                for k in left:
+                    generation.targets[k].div_(generation.length)
+            if self._clip_norm is not None and not generation.averaged and generation.step is not None:
+                clip([(p, t) for p, t, u in zip(self._parameters, generation.targets[1:], used.tolist()) if u != 0], self._clip_norm)
+            generation.averaged = self._clip_norm is not None
             gradients: List[Tuple[torch.Tensor, torch.Tensor]] = []
             for k in sorted(generation.left.intersection(tensors)):
                 p = self._parameters[k - 1]
                 if float(used[k - 1]) == 0:
                     continue
-                average = generation.targets[k].div_(generation.length)
+                average = generation.targets[k]
                 if generation.step is None:
                     p.grad = average
                 elif generation.step.has(p):
@@ -186,10 +212,35 @@ class Delays:
         self._locals, those = [], self._locals
         return those
 
+    def _read(self) -> None:
+        if not self._asks:
+            self._asks = True
+            print(
+                f"weft: rank {self._client.rank}: a gradient was read between backward() and step(). Under a plan that delays updates it is"
+                " this rank's alone, and its average comes later: asking for a plan without delay",
+                file=sys.stderr,
+            )
+
     def _release(self) -> None:
         self.awaits_step = False
-        if any(local.gradient._version != local.version for local in self._unguard()):
+        grads, self._grads = self._grads, []
+        changed = any(local.gradient._version != local.version for local in self._unguard())
+        if changed or any(p.grad is not g for p, g in zip(self._parameters, grads)):
             raise WeftError(
-                "a gradient was changed between backward() and step(): under a plan that delays updates that has no effect on its"
-                " average: train with --max-delay 0"
+                f"rank {self._client.rank}: a gradient was changed between backward() and step(), by clipping or GradScaler perhaps. Under"
+                " a plan that delays updates it has left by then, and its average comes later: to clip, use wrap(clip_norm=...); for"
+                " anything else train with --max-delay 0"
             )
+
+
+def clip(gradients: Sequence[Tuple[torch.Tensor, torch.Tensor]], norm: float) -> None:
+    """Clips gradients of parameters by the norm of all of them. Each parameter's .grad is what it was afterwards."""
+    before = [(p, raw_grad(p)) for p, _ in gradients]
+    for p, grad in gradients:
+        set_raw_grad(p, grad)
+    try:
+        with plainly():
+            torch.nn.utils.clip_grad_norm_([p for p, _ in gradients], norm)
+    finally:
+        for p, own in before:
+            set_raw_grad(p, own)

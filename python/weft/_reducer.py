@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any, Callable, List, Optional, Set
 
@@ -12,8 +13,9 @@ from ._barrier import barrier, needs_all, updated_at_read
 from ._buckets import Buckets
 from ._calls import Calls
 from ._client import Client, Layout, Tensor, WeftError
-from ._delay import Delays, delays, say
+from ._delay import Delays, clip, delays, say
 from ._device import Device
+from ._guard import raw_grad
 from ._handover import HandOver
 from ._hooks import ForwardHook, GradientHook, StepHook, at_end_of_backward, tensors_in
 from ._memory import dtype_name
@@ -27,6 +29,8 @@ from ._updates import Step, Updates, step_but
 # of zeros differently: a parameter that no worker used keeps the gradient that it has. A worker that has no more batches than
 # others takes part in their passes without training (join).
 USED = "weft.used"
+
+JOINING = "workers with different numbers of batches (join) need averages in each iteration"
 
 
 class Reducer:
@@ -50,7 +54,10 @@ class Reducer:
         optimizer: torch.optim.Optimizer,
         separable: Optional[bool],
         switch: Callable[[], None],
+        clip_norm: Optional[float] = None,
+        sums: bool = False,
     ) -> None:
+        """switch is called between two iterations, none of whose averages is outstanding: restart follows."""
         self._client = client
         self.watch = Watch(client)
         self._model = model
@@ -59,8 +66,13 @@ class Reducer:
         self.parameters = self._places.trained()
         if not self.parameters:
             raise ValueError("wrap: no parameter of the model requires a gradient")
-        self._switch = switch  # called between two iterations, none of whose averages is outstanding: restart follows
-        self.barrier = barrier(model, self.parameters, optimizer, separable)  # why no update may cross the barrier, or None
+        self._switch = switch
+        self._clip_norm = clip_norm
+        self._sums = sums
+        self.at_once = barrier(model, self.parameters, optimizer, separable)  # why step() must stay the user's own, or None
+        clips = "wrap(clip_norm=...) takes the norm of all gradients" if clip_norm is not None else None
+        self.barrier = self.at_once or clips  # why no update may cross the barrier, or None
+        self._said: Set[str] = set()  # plans whose delays were told of
         self.ended: Optional[str] = None  # why these gradients are no longer averaged
         self.paused = False  # within no_sync
         self.joining = False  # within join
@@ -103,12 +115,21 @@ class Reducer:
         self.watch = Watch(self._client)
         self._ended = 0
         self._take(layout, calls, device)
+        if self._delays is not None and self.joining:
+            self._undelay(JOINING)
+
+    def _undelay(self, why: str) -> None:
+        """Has the agent delay no updates of this model any more, as every rank does after the same iteration."""
+        if self._client.rank == 0:
+            print(f"weft: no updates are delayed from now on: {why}", file=sys.stderr)
+        self.at_once = self.barrier = why
+        self._switch()
 
     def _take(self, layout: Layout, calls: Calls, device: Device) -> None:
         self._calls = calls
         delayed = delays(layout)
-        if delayed and self.barrier is not None:
-            raise WeftError(f"policy {layout.policy} delays updates, which this training cannot bear: {self.barrier}; train with --max-delay 0")
+        if delayed and self.at_once is not None:
+            raise WeftError(f"policy {layout.policy} delays updates, which this training cannot bear: {self.at_once}; train with --max-delay 0")
         self._at_read: List[Set[int]] = [set()] if delayed else updated_at_read(layout, self.barrier)
         self._review = layout.review
         if layout.profile > 0 and not any(self._at_read) and not delayed and not self.parameters[0][1].is_cuda:
@@ -119,8 +140,9 @@ class Reducer:
         self._buckets = Buckets(self._client, self.watch, layout, device, [used, *((p.dtype, p.shape) for _, p in self.parameters)])
         parameters = [p for _, p in self.parameters]
         self._averages = Averages(self._buckets, parameters, self._client.world, self._end_iteration)
-        self._delays = Delays(self._client, self._buckets, layout, parameters) if delayed else None
-        if delayed and self._client.rank == 0:
+        self._delays = Delays(self._client, self._buckets, layout, parameters, self._clip_norm, self._sums) if delayed else None
+        if delayed and self._client.rank == 0 and layout.digest not in self._said:
+            self._said.add(layout.digest)
             say(layout)
         # Once step is ours it stays so, under plans with a barrier too: each time that it changed hands it would grow longer.
         if (delayed or any(self._at_read)) and not isinstance(self._of_step, Updates):
@@ -188,6 +210,7 @@ class Reducer:
             if found is not None:
                 raise WeftError(f"rank {self._client.rank}: {found}")
             self._in_groups = _in_groups(self._optimizer)
+        reduced = self._reduced and self.ended is None
         wanting = self._expected and not self._reduced and self.ended is None
         self._expected = self._reduced = False
         if wanting and not any(p.grad is not None and bool(p.grad.any()) for _, p in self.parameters):
@@ -196,6 +219,9 @@ class Reducer:
                 " model since the last step, and other workers may be waiting for it; a worker whose loss does not depend on the"
                 " model adds to it 0 times the sum of the model's output"
             )
+        if self._clip_norm is not None and reduced and (self._delays is None or not self._delays.awaits_step):
+            gradients = [(p, raw_grad(p)) for _, p in self.parameters]
+            clip([(p, g) for p, g in gradients if g is not None], self._clip_norm)
 
     def _step(self, own: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
         """In place of the optimizer's own step, which applies at once what does not wait for a read."""
@@ -220,7 +246,10 @@ class Reducer:
         if args or kwargs:
             raise WeftError("step(closure) under a plan that delays updates: call the closure, then step()")
         if needs_all(self._optimizer):
-            raise WeftError("this step needs all gradients (GradScaler, hooks of the step): train with --max-delay 0")
+            raise WeftError(
+                "this step needs all gradients, for a GradScaler or hooks of the step. Under a plan that delays updates there are none yet,"
+                " and those of a generation may be of several scales: train with --max-delay 0"
+            )
         self._before_step()
         if not delayed.awaits_step:
             return own()  # the averages of a pass under another plan, or nothing
@@ -229,6 +258,8 @@ class Reducer:
         delayed.apply("step")
         self._end_iteration()
         delayed.apply("read")  # nothing reads in between
+        if delayed.asked:  # all ranks hear of it now
+            self._undelay("gradients are read between backward() and step()")
         return result
 
     @property
@@ -238,7 +269,7 @@ class Reducer:
 
     def _end_iteration(self) -> None:
         """Tells the agent that the step of the last iteration has been called: or that somebody awaits its averages before."""
-        while self.barrier is None and self._ended < self._iteration:
+        while self.at_once is None and self._ended < self._iteration:
             self._client.boundary(self._ended)
             self._ended += 1
 
@@ -363,14 +394,18 @@ class Reducer:
                 self._switch()
         return bool(trained)
 
+    def enter_join(self) -> None:
+        """Within join, who trains is to be known after each pass."""
+        self.joining = True
+        if self._delays is not None:
+            self._undelay(JOINING)
+
     @torch.no_grad()
     def join(self) -> None:
         """Takes part, with zeros, in the passes of workers that have more batches, until none has.
 
         The model and the optimizer's state are then those of a worker that trained last.
         """
-        if self._delays is not None:
-            raise WeftError("join: not under a plan that delays updates; train with --max-delay 0")
         self._open()
         trains = True
         while trains:

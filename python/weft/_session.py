@@ -51,11 +51,13 @@ class Session:
         first_bucket_bytes: int,
         separable: Optional[bool] = None,
         c10d: Optional[str] = None,
+        clip_norm: Optional[float] = None,
+        sums: bool = False,
     ) -> None:
         """Makes model the one whose gradients are averaged, with the parameters and buffers of rank 0."""
         if self.reducer is not None:
             self.reducer.flush()
-        reducer = Reducer(self.client, model, optimizer, separable, self._switch)
+        reducer = Reducer(self.client, model, optimizer, separable, self._switch, clip_norm, sums)
         self._sizes = bucket_bytes, first_bucket_bytes
         if c10d is not None:
             self._distribute(c10d)
@@ -99,7 +101,7 @@ class Session:
         mode = "per-tensor" if reducer.barrier is None else "global"
         tensors = reducer.tensors()
         layout = self.client.hello(
-            tensors, bucket_bytes, first_bucket_bytes, torch.__version__, mode, reducer.barrier is None, self._c10d
+            tensors, bucket_bytes, first_bucket_bytes, torch.__version__, mode, reducer.at_once is None, self._c10d
         )
         if self._group is not None:
             self._group.use(layout, tensors)

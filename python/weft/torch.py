@@ -60,6 +60,8 @@ def wrap(
     first_bucket_bytes: int = FIRST_BUCKET_BYTES,
     separable: Optional[bool] = None,
     c10d: Optional[str] = None,
+    clip_norm: Optional[float] = None,
+    generations: str = "mean",
 ) -> Tuple[Model, Optimizer]:
     """Averages the gradients of a model over all workers from now on. Returns the very model and optimizer it was given.
 
@@ -77,12 +79,21 @@ def wrap(
 
     c10d is the backend, "gloo", of a process group of torch.distributed that this makes, for plans that send over a link of the
     name c10d. torch.distributed is initialized before, with the same ranks.
+
+    clip_norm clips gradients as torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm) before step() does, under every
+    plan: under one that delays updates, of which a script's own call sees no average, those of an update when it is applied.
+
+    generations is "mean" or "sum": what an update is made of, under a plan that makes one of several iterations.
     """
+    if clip_norm is not None and not clip_norm > 0:
+        raise ValueError(f"wrap: clip_norm is {clip_norm}; it must be more than 0")
+    if generations not in ("mean", "sum"):
+        raise ValueError(f"wrap: generations is {generations!r}; there are mean, sum")
     session = _open()
     found = stranger(set(model.parameters()), optimizer)
     if found is not None:
         raise ValueError(f"wrap: {found}")
-    session.wrap(model, optimizer, bucket_bytes, first_bucket_bytes, separable, c10d)
+    session.wrap(model, optimizer, bucket_bytes, first_bucket_bytes, separable, c10d, clip_norm, generations == "sum")
     return model, optimizer
 
 
@@ -110,7 +121,7 @@ def join() -> Iterator[None]:
     Every worker enters it, and makes no other calls (all_reduce, ...) within.
     """
     reducer = _reducer("join")
-    reducer.joining = True  # who trains is to be known after each pass
+    reducer.enter_join()
     yield
     reducer.join()
 
