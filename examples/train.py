@@ -1,5 +1,9 @@
 """Trains a model on random batches, and says how long an iteration takes: with weft, with DDP over gloo, or each worker alone.
 
+loaded is the control: each worker trains alone, and in every iteration another process on its host moves as many bytes as its
+gradients have. An iteration then takes what it must where computation and communication share the processors, and neither waits
+for the other within it.
+
     weft run -n 2 -- python3 examples/train.py resnet18
     weft lab --hosts 2 --rate 1Gbit -- python3 examples/train.py gpt --with ddp
 
@@ -10,7 +14,10 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
+import sys
 import time
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,15 +27,54 @@ import models
 BATCH = {"resnet18": 16, "gpt": 4}
 
 
+class Mover:
+    """Another process, which reduces a tensor each time that it is told to."""
+
+    def __init__(self, elements: int) -> None:
+        self._process: Any = subprocess.Popen(
+            [sys.executable, __file__, "--move", str(elements)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.wait()
+
+    def start(self) -> None:
+        self._process.stdin.write(b"x")
+        self._process.stdin.flush()
+
+    def wait(self) -> None:
+        """Until it has started, or done what it was told last."""
+        if not self._process.stdout.read(1):
+            sys.exit("the process that moves bytes has ended")
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def move(elements: int) -> None:
+    import weft.torch as weft
+
+    torch.set_num_threads(1)
+    weft.init()
+    tensor = torch.zeros(elements)
+    weft.barrier()
+    done = os.write(1, b"x")
+    while done and os.read(0, 1):
+        weft.all_reduce(tensor)
+        done = os.write(1, b"x")
+
+
 def main() -> None:
     p = argparse.ArgumentParser()
-    p.add_argument("model", choices=sorted(BATCH))
-    p.add_argument("--with", dest="library", choices=["weft", "ddp", "alone"], default="weft")
+    p.add_argument("model", choices=sorted(BATCH), nargs="?", default="resnet18")
+    p.add_argument("--with", dest="library", choices=["weft", "ddp", "alone", "loaded"], default="weft")
+    p.add_argument("--move", type=int, help=argparse.SUPPRESS)
     p.add_argument("--steps", type=int, default=30)
     p.add_argument("--warm-up", type=int, default=5, help="steps before, which are not timed")
     p.add_argument("--batch", type=int, help="examples a worker and step")
     p.add_argument("--out", help="file for the times, JSON, of rank 0")
     args = p.parse_args()
+    if args.move is not None:
+        return move(args.move)
 
     torch.set_num_threads(1)
     torch.manual_seed(1)
@@ -45,18 +91,23 @@ def main() -> None:
 
         dist.init_process_group("gloo")
         network = nn.parallel.DistributedDataParallel(model)
+    mover = Mover(sum(q.numel() for q in model.parameters())) if args.library == "loaded" else None
 
     generator = torch.Generator().manual_seed(100 + rank)
     batches = [models.batch(args.model, args.batch or BATCH[args.model], 64, generator) for _ in range(4)]
     ends = []
     for i in range(args.warm_up + args.steps):
         x, y = batches[i % len(batches)]
+        if mover is not None:
+            mover.start()
         optimizer.zero_grad()
         models.loss(args.model, network(x), y).backward()
         optimizer.step()
         if i + 1 == args.warm_up + args.steps:
             for parameter in model.parameters():
                 parameter.sum()  # the last update may be under way
+        if mover is not None:
+            mover.wait()
         if i + 1 >= args.warm_up:
             ends.append(time.perf_counter())
     times = [b - a for a, b in zip(ends, ends[1:])]
@@ -65,6 +116,8 @@ def main() -> None:
         if args.out:
             with open(args.out, "w") as f:
                 json.dump({"bytes": sum(4 * p.numel() for p in model.parameters()), "times": times}, f)
+    if mover is not None:
+        mover.close()
     if args.library == "ddp":
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()

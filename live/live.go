@@ -51,20 +51,30 @@ type Config struct {
 
 // Schedule is how workers communicate.
 type Schedule struct {
-	Name   string // as on the command line
-	policy string // empty: DistributedDataParallel over gloo
-	delay  int    // allowed
+	Name    string // as on the command line
+	library string // as examples/train.py names it
+	policy  string // empty: none
+	delay   int    // allowed
 }
 
-// DDP is the name of DistributedDataParallel over gloo, with which all are compared.
-const DDP = "torch"
+const (
+	// DDP is the name of DistributedDataParallel over gloo, with which all are compared.
+	DDP = "torch"
+	// Loaded is the name of the control: workers train alone, while another process on
+	// each host moves as many bytes in every iteration.
+	Loaded = "loaded"
+)
 
-// ParseSchedule reads torch, a policy, or a policy and the delay that it is allowed, as deft:1.
+// libraries are what trains by schedules that are no policy.
+var libraries = map[string]string{DDP: "ddp", Loaded: "loaded"}
+
+// ParseSchedule reads torch, loaded, a policy, or a policy and the delay that it is
+// allowed, as deft:1.
 func ParseSchedule(s string) (Schedule, error) {
-	x := Schedule{Name: s}
-	if s == DDP {
-		return x, nil
+	if library, ok := libraries[s]; ok {
+		return Schedule{Name: s, library: library}, nil
 	}
+	x := Schedule{Name: s, library: "weft"}
 	name, delay, delayed := strings.Cut(s, ":")
 	if delayed {
 		var err error
@@ -212,17 +222,20 @@ func (s *study) measure(ctx context.Context, x *Case) error {
 				continue
 			}
 			var run []string
-			library := "ddp"
+			if r.Schedule.Name != DDP {
+				run = []string{s.Weft, "run", "-n", "1"}
+			}
 			if r.Schedule.policy != "" {
-				library = "weft"
-				run = []string{s.Weft, "run", "-n", "1", "--policy", r.Schedule.policy, "--job", jobFile, "--cluster", clusterFile}
-				if r.Schedule.delay > 0 {
-					run = append(run, "--max-delay", strconv.Itoa(r.Schedule.delay))
-				}
+				run = append(run, "--policy", r.Schedule.policy, "--job", jobFile, "--cluster", clusterFile)
+			}
+			if r.Schedule.delay > 0 {
+				run = append(run, "--max-delay", strconv.Itoa(r.Schedule.delay))
+			}
+			if run != nil {
 				run = append(run, "--")
 			}
 			name := fmt.Sprintf("%s-%s-turn%d", at, r.Schedule.Name, turn)
-			t, err := s.train(ctx, x.Model, name, x.Rate, run, "--with", library)
+			t, err := s.train(ctx, x.Model, name, x.Rate, run, "--with", r.Schedule.library)
 			if err != nil {
 				return fmt.Errorf("%s: %w", r.Schedule.Name, err)
 			}
