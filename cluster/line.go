@@ -41,3 +41,11 @@ func Line(points []Point) (latency, slowness float64, err error) {
 	}
 	return max(0, points[0].Time-slowness*float64(points[0].Bytes)), slowness, nil
 }
+
+// OneMedium reports whether two links are rather one after the other on a medium than at
+// the same time on two: alone is what the slower one took by itself, together what both
+// took at once, and shared what they would on a medium as fast as the faster of the two.
+// Where that would make little difference, they are not.
+func OneMedium(alone, together, shared float64) bool {
+	return shared > 1.1*alone && together > (alone+shared)/2
+}

@@ -26,11 +26,8 @@ type Pair struct {
 	Shared   float64 // what both would take on a medium as fast as the faster of the two
 }
 
-// SharesMedium reports whether the two are rather one after the other on a medium than at
-// the same time on two. Where that would make little difference, they do not.
-func (p *Pair) SharesMedium() bool {
-	return p.Shared > 1.1*p.Alone && p.Together > (p.Alone+p.Shared)/2
-}
+// SharesMedium reports whether the two share a medium.
+func (p *Pair) SharesMedium() bool { return cluster.OneMedium(p.Alone, p.Together, p.Shared) }
 
 const (
 	perRail   = 300 * time.Millisecond // of all-reduces on each rail, about

@@ -42,9 +42,14 @@ type Measured struct {
 	Notes  []string // what could not be measured
 }
 
+// c10d is the link whose transfers workers run: agent/protocol has it too.
+const c10d = "c10d"
+
 const (
 	// maxOverlap bounds the slowdown that is believed: half the speed.
 	maxOverlap = 1
+	// maxPoints bounds what a worker may report of torch.distributed.
+	maxPoints = 64
 	// enough is the share of the backward pass that transfers must overlap with, or how
 	// much they slow it cannot be told.
 	enough = 0.1
@@ -75,6 +80,11 @@ func Cluster(hosts []Host) (*cluster.Cluster, *Measured, error) {
 		return nil, nil, err
 	}
 	m.slowdown(c, hosts)
+	if r := hosts[0].Reports[0].C10D; r != nil {
+		if err := m.join(c, r); err != nil {
+			return nil, nil, fmt.Errorf("link %s: %w", c10d, err)
+		}
+	}
 	return c, m, c.Validate()
 }
 
@@ -149,19 +159,9 @@ func points(hosts []Host) (out []cluster.Point) {
 
 // fit finds the latency and bandwidth of the cluster's link.
 func (m *Measured) fit(c *cluster.Cluster) error {
-	latency, slowness, err := cluster.Line(m.Points)
-	if err != nil {
+	if err := line(c, 0, m.Points); err != nil {
 		return fmt.Errorf("transfers: %w", err)
 	}
-	// Of a link with a latency of 1 us and a byte a microsecond, costs are the factors.
-	l, last := &c.Links[0], m.Points[len(m.Points)-1]
-	l.Latency, l.Bandwidth = 1, 8e6
-	cost, err := c.Cost(0, last.Kind, last.Bytes)
-	if err != nil {
-		return err
-	}
-	l.Latency = math.Round(latency/cost.Alpha*1e3) / 1e3
-	l.Bandwidth = math.Round(8e6 * cost.Wire / float64(last.Bytes) / slowness)
 	for _, p := range m.Points {
 		cost, err := c.Cost(0, p.Kind, p.Bytes)
 		if err != nil {
@@ -169,6 +169,49 @@ func (m *Measured) fit(c *cluster.Cluster) error {
 		}
 		m.Errors = append(m.Errors, cost.Total()/p.Time-1)
 	}
+	return nil
+}
+
+// line gives a link the latency and bandwidth that points, by ascending size, are of.
+func line(c *cluster.Cluster, link int, points []cluster.Point) error {
+	latency, slowness, err := cluster.Line(points)
+	if err != nil {
+		return err
+	}
+	// Of a link with a latency of 1 us and a byte a microsecond, costs are the factors.
+	l, last := &c.Links[link], points[len(points)-1]
+	l.Latency, l.Bandwidth = 1, 8e6
+	cost, err := c.Cost(link, last.Kind, last.Bytes)
+	if err != nil {
+		return err
+	}
+	l.Latency = math.Round(latency/cost.Alpha*1e3) / 1e3
+	l.Bandwidth = math.Round(8e6 * cost.Wire / float64(last.Bytes) / slowness)
+	return nil
+}
+
+// join adds the link of torch.distributed, whose transfers a worker runs one at a time.
+func (m *Measured) join(c *cluster.Cluster, r *C10D) error {
+	var points []cluster.Point
+	for i, p := range r.Points {
+		if checkTime(p.Time) != nil || i > 0 && p.Bytes <= points[i-1].Bytes {
+			return fmt.Errorf("its points (%+v) cannot be", r.Points)
+		}
+		points = append(points, cluster.Point{Kind: cluster.AllReduce, Bytes: p.Bytes, Time: p.Time})
+	}
+	if len(points) == 0 || len(points) > maxPoints || cmp.Or(checkTime(r.Alone), checkTime(r.Together), checkTime(r.Shared)) != nil {
+		return fmt.Errorf("its times (%+v) cannot be", r)
+	}
+	c.Links = append(c.Links, cluster.Link{Name: c10d, InFlight: 1})
+	if err := line(c, 1, points); err != nil {
+		return err
+	}
+	beside := "at the same time as"
+	if cluster.OneMedium(r.Alone, r.Together, r.Shared) {
+		c.Links[0].Medium, c.Links[1].Medium = c.Links[0].Name, c.Links[0].Name
+		beside = "on one medium with"
+	}
+	m.Notes = append(m.Notes, fmt.Sprintf("link %s, torch.distributed: %.3g Gbit/s and %.0f us a step, %s link %s", c10d, c.Links[1].Bandwidth/1e9, c.Links[1].Latency, beside, c.Links[0].Name))
 	return nil
 }
 

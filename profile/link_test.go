@@ -61,6 +61,30 @@ func TestCluster(t *testing.T) {
 	}
 }
 
+// What torch.distributed takes is a link of its own, on the medium of the other if they
+// take as long together as one after the other. Two workers: of 1 MB, 2 steps of 50 us and
+// 8 us a KB of wire at 1 Gbit/s.
+func TestC10D(t *testing.T) {
+	for together, medium := range map[float64]string{1100: "", 1900: "net"} {
+		hosts := on(t, cluster.Uniform(2, 1, cluster.Link{Name: "net", Latency: 20, Bandwidth: 1e9}), 1000)
+		hosts[0].Reports[0].C10D = &C10D{Points: []Sized{{1e5, 900}, {1e6, 8100}, {4e6, 32100}}, Alone: 1000, Together: together, Shared: 2000}
+		got, m, err := Cluster(hosts)
+		if err != nil || len(got.Links) != 2 || len(m.Notes) != 1 {
+			t.Fatal(got, m, err)
+		}
+		if l := got.Links[1]; l.Name != "c10d" || math.Abs(l.Latency-50) > 0.01 || math.Abs(l.Bandwidth/1e9-1) > 1e-3 || l.InFlight != 1 || l.Medium != medium || got.Links[0].Medium != medium {
+			t.Errorf("together %v us: %+v", together, got.Links)
+		}
+	}
+	for _, bad := range []C10D{{}, {Points: []Sized{{10, 1}, {10, 2}}}, {Points: []Sized{{10, math.NaN()}}}, {Points: []Sized{{10, 1}}, Shared: -1}} {
+		hosts := on(t, cluster.Uniform(2, 1, cluster.Link{Name: "net", Latency: 20, Bandwidth: 1e9}), 1000)
+		hosts[0].Reports[0].C10D = &bad
+		if _, _, err := Cluster(hosts); err == nil || !strings.HasPrefix(err.Error(), "link c10d: its ") {
+			t.Errorf("%+v: %v", bad, err)
+		}
+	}
+}
+
 // The transfer of 10 KB takes 2 steps of 20 us and 80 us of wire, 120 us, all beside the
 // backward pass. That is 40 us longer for it: in the 120 us computation did 80 us of
 // work, at a rate of 2/3, so the slowdown is 1/2.

@@ -33,9 +33,27 @@ type Report struct {
 	Iteration  float64 `json:"iteration,omitzero"`
 	Waited     float64 `json:"waited,omitzero"`
 	Overlapped float64 `json:"overlapped,omitzero"`
+	// C10D is what torch.distributed takes; nil: it is not used.
+	C10D *C10D `json:"c10d,omitzero"`
 	// Times are how long all iterations took since the report before this one, but for the
 	// first.
 	Times []float64 `json:"times,omitzero"`
+}
+
+// C10D is what all-reduces through torch.distributed take, as the rank that took longest
+// has it, by size; and some of them beside some of the agents': how long the slower ones
+// took Alone, both Together, and both on a medium as fast as the faster of the two.
+type C10D struct {
+	Points   []Sized `json:"points"`
+	Alone    float64 `json:"alone"`
+	Together float64 `json:"together"`
+	Shared   float64 `json:"shared"`
+}
+
+// Sized is how long so many bytes take.
+type Sized struct {
+	Bytes int64   `json:"bytes"`
+	Time  float64 `json:"time"`
 }
 
 // Op is one computation step. Reads and Gives are numbers of tensors.

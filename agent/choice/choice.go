@@ -123,6 +123,7 @@ func (c *Choice) make(r *agent.Reviewed) (*made, error) {
 	if err != nil {
 		return nil, err
 	}
+	on.Links = on.Links[:1] // not torch.distributed's: a choice keeps the bits
 	m := new(made)
 	if m.plain, err = Predict(ctx, j, on, r.Plan); err != nil {
 		return nil, err

@@ -57,9 +57,9 @@ class C10D(unittest.TestCase):
             json.dump(plan, f)
         return path
 
-    def run_all(self, *commands: List[str]) -> List[launch.Rank]:
-        """Runs commands under weft run, each its flags, -- and what is to run, at once."""
-        return launch.run_commands([[launch.WEFT, "run", "-n", str(WORLD), *command] for command in commands], {})
+    def run_all(self, *commands: List[str], **env: str) -> List[launch.Rank]:
+        """Runs weft run (or profile) at once: each command is flags, -- and what is to run."""
+        return launch.run_commands([[launch.WEFT, command, "-n", str(WORLD), *flags] for command, *flags in commands], env)
 
     def script(self, name: str, *args: str) -> List[str]:
         """What runs through.py with a directory of that name."""
@@ -69,9 +69,14 @@ class C10D(unittest.TestCase):
 
     def test_same_weights(self) -> None:
         plans = {"barrier": self.plan("wfbp"), "slices": self.plan("p3", "--slice", "200", swap=True)}
-        planned = [["--plan", plan, *self.script(name)] for name, plan in plans.items()]
-        plain, *ended = self.run_all(["--policy", "ddp", *self.script("plain")], *planned)
+        planned = [["run", "--plan", plan, *self.script(name)] for name, plan in plans.items()]
+        out, cluster = (os.path.join(self.directory, name) for name in ("profiled.json", "cluster.yaml"))
+        profiled = ["profile", "-o", out, "--cluster", cluster, *self.script("plain")]  # runs plain buckets
+        plain, *ended = self.run_all(profiled, *planned, WEFT_PROFILE_ITERATIONS="2")
         self.assertEqual(plain.code, 0, plain.output)
+        self.assertRegex(" ".join(plain.output.split()), "link c10d, torch.distributed: .* Gbit/s and .* us a step, .* link net")
+        with open(cluster) as f:
+            self.assertRegex(f.read(), r'name: "net"[^#]*name: "c10d"\n    bandwidth: [1-9]')
         for name, e in zip(plans, ended):
             self.assertEqual(e.code, 0, e.output)
             self.assertIn("weights are those of other plans within rounding", e.output)
@@ -88,7 +93,7 @@ class C10D(unittest.TestCase):
             "error": r"rank 1: torch.distributed cannot reduce bucket \d+ of iteration 6: no such luck",
             "stop": r"rank 1 is too slow, while .* of iteration 6|all-reduce on link c10d takes too long, while reducing tensor .* of iteration 6",
         }
-        ended = self.run_all(*(["--timeout", "5s", "--plan", plan, *self.script(how, "8", how)] for how in messages))
+        ended = self.run_all(*(["run", "--timeout", "5s", "--plan", plan, *self.script(how, "8", how)] for how in messages))
         for e, (how, message) in zip(ended, messages.items()):
             self.assertNotEqual(e.code, 0, how)
             self.assertRegex(e.output, message, how)
@@ -103,7 +108,7 @@ class C10D(unittest.TestCase):
             "dist.init_process_group('gloo'); weft.init(); weft.wrap(m, o, c10d='gloo' if RANK else None)": "c10d is none on rank 0, gloo on rank 1",
         }
         plan = self.plan("wfbp")
-        ended = self.run_all(*(["--plan", plan, "--", sys.executable, "-W", "ignore", "-c", model + script] for script in refused))
+        ended = self.run_all(*(["run", "--plan", plan, "--", sys.executable, "-W", "ignore", "-c", model + script] for script in refused))
         for e, (script, message) in zip(ended, refused.items()):
             self.assertNotEqual(e.code, 0, script)
             self.assertRegex(e.output, message, script)

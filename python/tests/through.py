@@ -32,7 +32,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     weft.init()
-    step, steps = 0, int(sys.argv[2]) if len(sys.argv) > 2 else 8
+    step, steps = 0, int(sys.argv[2]) if len(sys.argv) > 2 else 10
     if sys.argv[3:] and RANK == 1:
         ends(sys.argv[3], lambda: step == steps - 2)
     weights: List[Any] = []

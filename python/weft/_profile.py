@@ -85,6 +85,7 @@ class Profile(Watch):
         last: int,
     ) -> None:
         super().__init__(client)
+        self.c10d: Dict[str, Any] = {}  # what torch.distributed takes, if it is used, for the report
         self._first, self._last = first, last
         self._parameters = parameters
         self._modules = _Modules(model, [p for _, p in parameters])
@@ -229,6 +230,8 @@ class Profile(Watch):
             report["iteration"] = _us(i.times[-1] - i.times[0] for i in loud)
             report["waited"] = _us(i.waited + i.broadcast for i in loud)
             report["overlapped"] = _us(ops.total(ops.times(i), "backward") for i in loud)
+        if self.c10d:
+            report["c10d"] = self.c10d
         if self._buffers:
             report["buffers"] = {"bytes": self._buffers, "time": _us(i.broadcast for i in quiet)}
         return report

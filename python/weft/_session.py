@@ -14,6 +14,7 @@ from ._client import Client, Layout
 from ._device import Device, device_at, place_of
 from ._graph_job import take_order
 from ._launchers import seconds, worker
+from ._profile import Profile
 from ._reducer import Reducer
 
 # DistributedDataParallel's: a small first bucket starts the network early.
@@ -68,6 +69,8 @@ class Session:
             self.reducer.end(reducer)
         self.reducer = reducer
         reducer.start(layout, calls, device)
+        if c10d is not None and self._group is not None and isinstance(reducer.watch, Profile):
+            reducer.watch.c10d = self._group.measure(calls)
         take_order(layout.order, layout.order_of)
 
     def _distribute(self, backend: str) -> None:
