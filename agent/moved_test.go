@@ -1,6 +1,7 @@
 package agent_test
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"weft/collective/kernel"
 	"weft/job"
 	"weft/plan"
+	"weft/transport"
 )
 
 // distributed is what torch.distributed does for the workers of a layout, in memory, by the
@@ -173,6 +175,15 @@ func TestMoved(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Link c10d is no rail, where there are several.
+func TestMovedBesideRails(t *testing.T) {
+	j := trained()
+	hosts := overRails(t, agent.Schedule{Plan: c10d(j), Limits: plan.AnyLimits}, transport.NewMemory(2, transport.MemoryOptions{}), transport.NewMemory(2, transport.MemoryOptions{}))
+	must(t, hosts, func(w *worker.Worker) error {
+		return cmp.Or(w.Hello(throughWorkers(j)), w.Goodbye())
+	})
 }
 
 // A worker that is lost while it reduces is named, and so is the tensor.

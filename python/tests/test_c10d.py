@@ -93,12 +93,15 @@ class C10D(unittest.TestCase):
             "error": r"rank 1: torch.distributed cannot reduce bucket \d+ of iteration 6: no such luck",
             "stop": r"rank 1 is too slow, while .* of iteration 6|all-reduce on link c10d takes too long, while reducing tensor .* of iteration 6",
         }
-        ended = self.run_all(*(["run", "--timeout", "5s", "--plan", plan, *self.script(how, "8", how)] for how in messages))
+        timeouts = {"stop": "5s"}  # of the others, nobody has to wait for one
+        ended = self.run_all(
+            *(["run", "--timeout", timeouts.get(how, "30m"), "--plan", plan, *self.script(how, "8", how)] for how in messages)
+        )
         for e, (how, message) in zip(ended, messages.items()):
             self.assertNotEqual(e.code, 0, how)
             self.assertRegex(e.output, message, how)
-            # What is stopped is killed 8 seconds after the others were told.
-            self.assertLess(time.time() - os.path.getmtime(os.path.join(self.directory, how, "dying")), 5 + 8 + 10, how)
+            # On an idle machine 3 seconds; what is stopped is killed 8 seconds after the others were told.
+            self.assertLess(time.time() - os.path.getmtime(os.path.join(self.directory, how, "dying")), 60, how)
 
     def test_refused(self) -> None:
         model = "from tests.cases import *; import torch.distributed as dist, weft.torch as weft; m = mlp(); o = torch.optim.SGD(m.parameters(), 1); "
