@@ -77,14 +77,14 @@ def barrier(
     return whole_only(optimizer, separable)
 
 
-def updated_at_read(layout: Layout, why_not: Optional[str]) -> List[Set[int]]:
+def updated_at_read(layout: Layout, why_not: Optional[str], rank: int = 0) -> List[Set[int]]:
     """By generation of a period, the positions of the parameters whose updates wait for a read; none if there is a reason.
 
-    Raises WeftError for a plan that delays updates.
+    Rank 0 warns if there is one. Raises WeftError for a plan that delays updates.
     """
     if layout.period != len(layout.ends) or any(u.iteration != layout.ends[u.generation] for u in layout.updates):
         raise WeftError(f"policy {layout.policy} delays updates, which this client does not")
-    if why_not is not None and layout.policy != "ddp" and not layout.review:  # reviews know that there is a reason
+    if rank == 0 and why_not is not None and layout.policy != "ddp" and not layout.review:  # reviews know that there is a reason
         warnings.warn(
             f"weft: {why_not}. A plan that applies updates one by one, as that of policy {layout.policy} may, is executed so that"
             " backward() returns with all averages",

@@ -130,7 +130,7 @@ class Reducer:
         delayed = delays(layout)
         if delayed and self.at_once is not None:
             raise WeftError(f"policy {layout.policy} delays updates, which this training cannot bear: {self.at_once}; train with --max-delay 0")
-        self._at_read: List[Set[int]] = [set()] if delayed else updated_at_read(layout, self.barrier)
+        self._at_read: List[Set[int]] = [set()] if delayed else updated_at_read(layout, self.barrier, self._client.rank)
         self._review = layout.review
         if layout.profile > 0 and not any(self._at_read) and not delayed and not self.parameters[0][1].is_cuda:
             last = layout.review - 1
