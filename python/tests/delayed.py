@@ -1,4 +1,5 @@
 """A training under a plan that delays updates, and what it must come to, in one process. Run as one rank: delayed.py PLAN OUT.
+delayed.py PLAN flush: rank 1 is killed in a flush.
 
 The oracle knows the plan's generations and updates, both ranks' batches, and when the training flushed.
 """
@@ -7,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import time
 from typing import Any, Dict, Iterator, List, Tuple
 
 import torch
@@ -180,6 +183,26 @@ def one_step(model: nn.Module) -> Any:
     return optimizer
 
 
+def dies() -> None:
+    weft.init()
+    model = Model()
+    optimizer = one_step(model)
+
+    def kill() -> None:
+        print("dies at", time.time(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    for _ in range(5):
+        train(model, optimizer, 9)
+    if RANK == 1:
+        weft._session.client.call = lambda **_: kill()  # type: ignore[union-attr, method-assign]
+    try:
+        weft.flush()
+    except weft.WeftError:
+        print("told at", time.time(), flush=True)
+        raise
+
+
 def main(plan: Dict[str, Any], out: str) -> None:
     weft.init()
     for name, (optimizer_of, options) in OPTIMIZERS.items():
@@ -208,6 +231,8 @@ def main(plan: Dict[str, Any], out: str) -> None:
     open(f"{out}.{weft.rank()}", "w").close()
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and sys.argv[2] == "flush":
+    dies()
+elif __name__ == "__main__":
     with open(sys.argv[1]) as f:
         main(json.load(f), sys.argv[2])
