@@ -29,14 +29,39 @@ const (
 	linkChannel // of the plan's first link; the others follow
 )
 
+// measuring is the first channel of what measures the rails: none of a link is so high.
+const measuring = linkChannel + maxLinks
+
+// beside is an endpoint whose messages do not meet others of the agent.
+type beside struct{ transport.Endpoint }
+
+func (b beside) Send(ctx context.Context, to int, tag transport.Tag, data []byte) error {
+	tag.Channel += measuring
+	return b.Endpoint.Send(ctx, to, tag, data)
+}
+
+func (b beside) Recv(ctx context.Context, from int, tag transport.Tag, dst []byte) error {
+	tag.Channel += measuring
+	return b.Endpoint.Recv(ctx, from, tag, dst)
+}
+
+// aside are endpoints to measure with.
+func aside(rails []transport.Endpoint) []transport.Endpoint {
+	out := make([]transport.Endpoint, len(rails))
+	for r, e := range rails {
+		out[r] = beside{e}
+	}
+	return out
+}
+
 const (
 	newsBytes = 4 << 10
 	newsTime  = 2 * time.Second // how long the last word may take
 	soon      = time.Second     // after which others are told what is waited for: they may wait for this host
 )
 
-// assumed is the link between hosts, as long as nobody has measured it: how buckets
-// travel depends on it, what comes out does not.
+// assumed is the link between hosts where nobody says what it is: how buckets travel
+// depends on it, what comes out does not.
 var assumed = cluster.Link{Name: "net", Latency: 25, Bandwidth: 10e9}
 
 // alone reports whether this host has all workers.

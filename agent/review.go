@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"weft/agent/protocol"
+	"weft/cluster"
 	"weft/job"
+	"weft/links"
 	"weft/plan"
 	"weft/profile"
 )
@@ -37,6 +39,7 @@ type told struct {
 	Decision protocol.Decision `json:"decision"`
 	Plan     string            `json:"plan,omitzero"` // as in a file
 	Limits   plan.Limits       `json:"limits,omitzero"`
+	Costs    []cluster.Link    `json:"costs,omitzero"`
 	Profile  int               `json:"profile,omitzero"`
 }
 
@@ -51,7 +54,7 @@ func (d *Decided) encode() ([]byte, error) {
 		if err := plan.Write(&text, s.Plan); err != nil {
 			return nil, err
 		}
-		t.Plan, t.Limits = text.String(), s.Limits
+		t.Plan, t.Limits, t.Costs = text.String(), s.Limits, s.Costs
 	}
 	return protocol.Encode(&t)
 }
@@ -66,7 +69,7 @@ func (d *Decided) decode(b []byte) error {
 		return nil
 	}
 	p, err := plan.Read(strings.NewReader(t.Plan))
-	d.Schedule = &Schedule{Plan: p, Limits: t.Limits}
+	d.Schedule = &Schedule{Plan: p, Limits: t.Limits, Costs: t.Costs}
 	return err
 }
 
@@ -77,6 +80,9 @@ type Reviewed struct {
 	Tensors []job.Tensor   // their names, elements and types
 	Plan    *plan.Plan     // that was executed
 	Hosts   []profile.Host
+	// Links are those of several rails, with their names, as host 0 has measured them after
+	// the iterations of a profile.
+	Links []cluster.Link
 }
 
 // Executable refuses a plan that these workers cannot execute as it is.
@@ -205,6 +211,11 @@ func (a *Agent) review(c *call, reports []profile.Report) {
 		defer a.answered(op)
 		if err := ask(); err != nil {
 			return err
+		}
+		if len(m.Passes) > 0 && len(a.rails) > 1 {
+			if r.Links, err = links.Quick(a.ctx, aside(a.rails)); err != nil {
+				return err
+			}
 		}
 		var mine []byte
 		if a.Ranks[0] == 0 {

@@ -31,6 +31,9 @@ type Schedule struct {
 	// Links are what the plan's programs run on, one each; none: all workers are of this
 	// host, or the programs run on the rails between hosts.
 	Links []Link
+	// Costs are what is known of the links between hosts, by name: how buckets travel on a
+	// link is chosen by its latency and bandwidth. All hosts have the same.
+	Costs []cluster.Link
 	// Replay says that the workers play the job: they tell of the ops and iterations
 	// that transfers wait for, its own collectives are run with bytes that mean nothing,
 	// and gradients are summed, not averaged, so that small whole numbers stay exact.
@@ -385,6 +388,9 @@ func (a *Agent) agreePlan(then func()) {
 	mine := "none"
 	if a.Schedule != nil {
 		mine = a.Schedule.Plan.Digest()
+		for _, l := range a.Schedule.Costs {
+			mine += fmt.Sprintf(", link %s of %g bit/s and %g us", l.Name, l.Bandwidth, l.Latency)
+		}
 	}
 	a.agree(mine, func(host int, other []byte) error {
 		var theirs string
@@ -463,12 +469,24 @@ func (a *Agent) links(l *layout) ([]Link, error) {
 		if rail < 0 {
 			return nil, fmt.Errorf("the plan has a program for link %s, and the rails between hosts are %s: name its links like those", x.Link, strings.Join(rails, ", "))
 		}
-		out = append(out, Link{Net: a.rails[rail], Cost: assumed})
+		out = append(out, Link{Net: a.rails[rail], Cost: l.given.cost(x.Link)})
 	}
 	if used > 1 && len(rails) == 1 && a.Ranks[0] == 0 && a.Warn != nil {
 		a.Warn(fmt.Sprintf("the plan sends over %d links, and one network joins the hosts: they share it (weft run --rails has several)", used))
 	}
 	return out, nil
+}
+
+// cost is what is known of a link, or assumed.
+func (x *Schedule) cost(link string) cluster.Link {
+	if x != nil {
+		for _, l := range x.Costs {
+			if l.Name == link && l.Bandwidth > 0 {
+				return l
+			}
+		}
+	}
+	return assumed
 }
 
 // workersRun says that the workers run the transfers of a link.

@@ -259,7 +259,7 @@ func evaluate(ctx context.Context, j *job.Job, c *cluster.Cluster, o Options) ([
 // try builds one policy's plan, checks it, and runs it.
 func try(ctx context.Context, j *job.Job, c *cluster.Cluster, p policy.Policy, o policy.Options) (Row, error) {
 	r := Row{Policy: p}
-	r.Plan, r.Refusal = p.Build(ctx, j, c, o)
+	r.Plan, r.Refusal = p.Plan(ctx, j, c, o)
 	if err := ctx.Err(); err != nil || !r.served() {
 		return r, err
 	}

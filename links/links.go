@@ -44,16 +44,27 @@ type Measured struct {
 // time. The result is that of host 0, and nil elsewhere. progress, if not nil, is told
 // what is done.
 func Measure(ctx context.Context, e transport.Endpoint, progress func(done, total int)) (*Measured, error) {
-	m := &measurement{ctx: ctx, e: e}
+	return measure(ctx, e, effort{Kinds, Sizes, perSize, tooLong}, progress)
+}
+
+// effort is what to measure, and how long.
+type effort struct {
+	kinds            []cluster.Kind
+	sizes            []int64
+	perSize, tooLong time.Duration // as the constants
+}
+
+func measure(ctx context.Context, e transport.Endpoint, f effort, progress func(done, total int)) (*Measured, error) {
+	m := &measurement{ctx: ctx, e: e, effort: f}
 	var err error
 	if m.barrier, err = collective.Barrier(e.Rank(), e.World()); err != nil {
 		return nil, err
 	}
 	out, largest, done := new(Measured), int64(math.MaxInt64), 0
 	sizes := func(measure func(bytes int64) (func(n int) ([]time.Duration, error), error), to *[]cluster.Point, k cluster.Kind) error {
-		for _, bytes := range Sizes {
+		for _, bytes := range f.sizes {
 			if done++; progress != nil {
-				progress(done-1, (len(Kinds)+1)*len(Sizes))
+				progress(done-1, (len(f.kinds)+1)*len(f.sizes))
 			}
 			if bytes > largest {
 				continue
@@ -76,7 +87,7 @@ func Measure(ctx context.Context, e transport.Endpoint, progress func(done, tota
 	if err := sizes(m.messages, &out.Messages, 0); err != nil {
 		return nil, err
 	}
-	for _, k := range Kinds {
+	for _, k := range f.kinds {
 		ring := func(bytes int64) (func(int) ([]time.Duration, error), error) { return m.ring(k, bytes) }
 		if err := sizes(ring, &out.Rings, k); err != nil {
 			return nil, err
@@ -90,6 +101,7 @@ func Measure(ctx context.Context, e transport.Endpoint, progress func(done, tota
 
 // measurement is one host's part.
 type measurement struct {
+	effort
 	ctx     context.Context
 	e       transport.Endpoint
 	barrier *collective.Program
@@ -106,7 +118,7 @@ func (m *measurement) median(run func(n int) ([]time.Duration, error)) (t time.D
 	if err != nil {
 		return 0, false, err
 	}
-	n, last, err := m.decide(int(min(max(perSize/max(first[0], 1), few), many)), first[0] > tooLong)
+	n, last, err := m.decide(int(min(max(m.perSize/max(first[0], 1), few), many)), first[0] > m.tooLong)
 	if err != nil {
 		return 0, false, err
 	}

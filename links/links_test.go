@@ -195,3 +195,31 @@ func TestPairs(t *testing.T) {
 		}
 	}
 }
+
+// Three rails: host 0 has a link of each, by its name; the others nothing.
+func TestQuick(t *testing.T) {
+	const hosts = 2
+	rails := make([][]transport.Endpoint, hosts)
+	for range 3 {
+		m := transport.NewMemory(hosts, transport.MemoryOptions{})
+		for h := range hosts {
+			rails[h] = append(rails[h], m.Endpoint(h))
+		}
+	}
+	Together(hosts, func(h int) {
+		got, err := Quick(t.Context(), rails[h])
+		if err != nil {
+			t.Error(err)
+		}
+		var names []string
+		for _, l := range got {
+			if !(l.Bandwidth > 0) {
+				t.Errorf("%+v", l)
+			}
+			names = append(names, l.Name)
+		}
+		if s, want := strings.Join(names, " "), []string{"net rail1 rail2", ""}[h]; s != want {
+			t.Errorf("host %d: %q, want %q", h, s, want)
+		}
+	})
+}

@@ -18,6 +18,41 @@ type Rail struct {
 	Fit   *Fit
 }
 
+// quick is the effort for which a training waits: a second or two on slow rails, less on fast ones.
+var quick = effort{[]cluster.Kind{cluster.AllReduce}, []int64{16 << 10, 256 << 10, 1 << 20}, 50 * time.Millisecond, 20 * time.Millisecond}
+
+// Quick measures each of several rails, and every two at once, with messages of few sizes.
+// All hosts call it at the same time. The links, by the names of the rails, are those that
+// host 0 finds, and nil elsewhere.
+func Quick(ctx context.Context, rails []transport.Endpoint) ([]cluster.Link, error) {
+	var err error
+	found, times := make([]Rail, len(rails)), make([]*Measured, len(rails))
+	for r, e := range rails {
+		if times[r], err = measure(ctx, e, quick, nil); err != nil {
+			return nil, err
+		}
+	}
+	pairs, err := MeasurePairs(ctx, rails, times)
+	if err != nil || times[0] == nil {
+		return nil, err
+	}
+	hosts := make(collective.Layout, rails[0].World())
+	for h := range hosts {
+		hosts[h] = 1
+	}
+	for r := range rails {
+		found[r] = Rail{Name: transport.RailName(r), Times: times[r]}
+		if found[r].Fit, err = times[r].Fit(len(hosts)); err != nil {
+			return nil, err
+		}
+	}
+	c, err := Cluster(hosts, found, pairs, false)
+	if err != nil {
+		return nil, err
+	}
+	return c.Links, nil
+}
+
 // Pair is two rails that were used at once. Times are microseconds.
 type Pair struct {
 	Rails    [2]int

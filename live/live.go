@@ -41,7 +41,8 @@ type Config struct {
 	Dir          string // for all files
 	Hosts        int    // one worker each, of one thread
 	Models       []string
-	Coverages    []float64 // time of the gradients on the wire, by that of the computation alone
+	Coverages    []float64 // time of the gradients on the wire of the first rail, by that of the computation alone
+	Rails        []float64 // rates of further rails, by that of the first
 	Schedules    []Schedule
 	Turns        int // of each schedule
 	Steps        int // of a turn
@@ -54,6 +55,7 @@ type Schedule struct {
 	Name    string // as on the command line
 	library string // as examples/train.py names it
 	policy  string // empty: none
+	spread  bool   // over all rails
 	delay   int    // allowed
 }
 
@@ -68,8 +70,11 @@ const (
 // libraries are what trains by schedules that are no policy.
 var libraries = map[string]string{DDP: "ddp", Loaded: "loaded"}
 
+const spread = "+spread"
+
 // ParseSchedule reads torch, loaded, a policy, or a policy and the delay that it is
-// allowed, as deft:1.
+// allowed, as deft:1. That of a policy for one link, behind which comes +spread, is spread
+// over all.
 func ParseSchedule(s string) (Schedule, error) {
 	if library, ok := libraries[s]; ok {
 		return Schedule{Name: s, library: library}, nil
@@ -82,6 +87,7 @@ func ParseSchedule(s string) (Schedule, error) {
 			return x, fmt.Errorf("%q: after the colon comes the delay that is allowed, in iterations", s)
 		}
 	}
+	name, x.spread = strings.CutSuffix(name, spread)
 	p, err := all.Lookup(name)
 	if err == nil && p.Class == policy.Servers {
 		err = fmt.Errorf("%s needs parameter servers, which a training does not have", name)
@@ -90,14 +96,18 @@ func ParseSchedule(s string) (Schedule, error) {
 	return x, err
 }
 
+// several says whether a schedule may use more rails than the first.
+func (s *Schedule) several() bool { return s.spread || s.policy == "auto" }
+
 // Case is a model at a rate.
 type Case struct {
 	Model    string
 	Alone    float64 // iteration without others, seconds
 	Bytes    int64   // of gradients
 	Coverage float64
-	Rate     float64 // of each host's line, bits a second
-	Rows     []Row   // by schedule
+	Rate     float64   // of each host's line, on the first rail, bits a second
+	Rails    []float64 // rates of further rails, by that of the first
+	Rows     []Row     // by schedule
 }
 
 // Row is a schedule in a case.
@@ -122,6 +132,24 @@ func (r *Row) Against(other *Row) float64 {
 
 // Error is by what share the prediction differs from the time.
 func (r *Row) Error() float64 { return r.Predicted/r.Time() - 1 }
+
+// Fastest are the fastest exact schedules on the first of several rails and over all; nil:
+// there is none.
+func (x *Case) Fastest() (one, several *Row) {
+	if len(x.Rails) == 0 {
+		return nil, nil
+	}
+	for i := range x.Rows {
+		r, best := &x.Rows[i], &one
+		if r.Schedule.several() {
+			best = &several
+		}
+		if r.Schedule.delay == 0 && len(r.Times) > 0 && (*best == nil || r.Time() < (*best).Time()) {
+			*best = r
+		}
+	}
+	return one, several
+}
 
 // middle is the median; NaN of nothing.
 func middle(x []float64) float64 {
@@ -151,7 +179,7 @@ func Run(ctx context.Context, c Config) ([]Case, error) {
 			return nil, err
 		}
 		for _, coverage := range c.Coverages {
-			x := Case{Model: model, Alone: stat.Mean(alone.Times, nil), Bytes: alone.Bytes, Coverage: coverage}
+			x := Case{Model: model, Alone: stat.Mean(alone.Times, nil), Bytes: alone.Bytes, Coverage: coverage, Rails: s.Rails}
 			n := float64(c.Hosts)
 			x.Rate = math.Round(2 * (n - 1) / n * float64(x.Bytes) * 8 / lab.Payload / (coverage * x.Alone))
 			x.Rate = min(max(x.Rate, lab.MinRate), lab.MaxRate)
@@ -228,6 +256,9 @@ func (s *study) measure(ctx context.Context, x *Case) error {
 			if r.Schedule.policy != "" {
 				run = append(run, "--policy", r.Schedule.policy, "--job", jobFile, "--cluster", clusterFile)
 			}
+			if r.Schedule.spread {
+				run = append(run, "--spread")
+			}
 			if r.Schedule.delay > 0 {
 				run = append(run, "--max-delay", strconv.Itoa(r.Schedule.delay))
 			}
@@ -267,11 +298,11 @@ func predict(ctx context.Context, s Schedule, jobFile, clusterFile string) (floa
 	if err != nil {
 		return 0, err
 	}
-	o := policy.Options{Limits: plan.DefaultLimits}
+	o := policy.Options{Limits: plan.DefaultLimits, Spread: s.spread}
 	if s.delay > 0 {
 		o.Limits = plan.DelayLimits(s.delay)
 	}
-	made, err := p.Build(ctx, j, c, o)
+	made, err := p.Plan(ctx, j, c, o)
 	if err != nil {
 		return 0, err
 	}
@@ -320,11 +351,20 @@ func (s *study) step() {
 	s.done++
 }
 
+// rates are those of all rails, as flags have them.
+func (s *study) rates(first float64) string {
+	var out []string
+	for _, by := range append([]float64{1}, s.Rails...) {
+		out = append(out, strconv.FormatFloat(first*by, 'f', 0, 64)+"bit")
+	}
+	return strings.Join(out, ",")
+}
+
 // lab runs a command on each host of a lab. Its output is told only if it fails.
 func (s *study) lab(ctx context.Context, rate float64, command ...string) error {
 	args := []string{"lab", "--hosts", strconv.Itoa(s.Hosts)}
 	if rate > 0 {
-		args = append(args, "--rate", strconv.FormatFloat(rate, 'f', 0, 64)+"bit")
+		args = append(args, "--rails", strconv.Itoa(1+len(s.Rails)), "--rate", s.rates(rate))
 	}
 	x := exec.CommandContext(ctx, s.Weft, append(append(args, "--"), command...)...)
 	x.Cancel = func() error { return x.Process.Signal(syscall.SIGINT) }

@@ -15,15 +15,16 @@ import (
 
 func TestParseSchedule(t *testing.T) {
 	for s, want := range map[string]Schedule{
-		"torch":  {Name: "torch"},
-		"dear":   {Name: "dear", policy: "dear"},
-		"deft:1": {Name: "deft:1", policy: "deft", delay: 1},
+		"torch":     {Name: "torch", library: "ddp"},
+		"dear":      {Name: "dear", library: "weft", policy: "dear"},
+		"deft:1":    {Name: "deft:1", library: "weft", policy: "deft", delay: 1},
+		"p3+spread": {Name: "p3+spread", library: "weft", policy: "p3", spread: true},
 	} {
 		if got, err := ParseSchedule(s); err != nil || got != want {
 			t.Errorf("%s: %+v, %v", s, got, err)
 		}
 	}
-	for _, s := range []string{"", "nonsense", "deft:0", "deft:x", "ps", "torch:1"} {
+	for _, s := range []string{"", "nonsense", "deft:0", "deft:x", "ps", "torch:1", "torch+spread", "dear:1+spread"} {
 		if _, err := ParseSchedule(s); err == nil {
 			t.Errorf("%q is taken", s)
 		}
@@ -148,5 +149,37 @@ func TestRun(t *testing.T) {
 	c.Turns, steps, c.Step = 3, 0, nil
 	if _, err = Run(t.Context(), c); err == nil || !strings.Contains(err.Error(), "gpt at coverage 2: torch:") || !strings.Contains(err.Error(), "no luck") {
 		t.Errorf("a training that fails: %v", err)
+	}
+}
+
+// A second rail of half the rate: trainings and the profile have both, and the fastest
+// schedule of those that use one or both is found.
+func TestRails(t *testing.T) {
+	dir := t.TempDir()
+	c := Config{Weft: stage(t, dir), Python: "py", Dir: filepath.Join(dir, "out"), Hosts: 2, Models: []string{"gpt"}, Coverages: []float64{2}, Rails: []float64{0.5}, Turns: 1, Steps: 9}
+	for _, s := range []string{"dear", "p3", "p3+spread"} {
+		x, err := ParseSchedule(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Schedules = append(c.Schedules, x)
+	}
+	cases, err := Run(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	said, err := os.ReadFile(filepath.Join(dir, "said"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(said), " --rails 2 --rate 4182320bit,2091160bit "); n != 4 {
+		t.Errorf("%d of 4 trainings at coverage 2 on both rails:\n%s", n, said)
+	}
+	if n := strings.Count(string(said), "--policy p3 --job"); n != 2 || strings.Count(string(said), " --spread ") != 1 {
+		t.Errorf("want one of 2 trainings by p3 spread:\n%s", said)
+	}
+	cases[0].Rows[0].Times[0] = 3
+	if one, several := cases[0].Fastest(); one.Schedule.Name != "p3" || several.Schedule.Name != "p3+spread" {
+		t.Errorf("%v and %v", one, several)
 	}
 }

@@ -127,7 +127,7 @@ func Run(ctx context.Context, jobs []*job.Job, c *cluster.Cluster, o Options) (*
 	r := &Result{Alone: make([]Alone, len(jobs))}
 	most := o.Settings.Limits.MaxMemory
 	for i, j := range jobs {
-		p, err := o.Policy.Build(ctx, j, c, o.Settings)
+		p, err := o.Policy.Plan(ctx, j, c, o.Settings)
 		if err != nil {
 			return nil, fmt.Errorf("job %q: %w", j.Name, err)
 		}

@@ -28,6 +28,20 @@ type Policy struct {
 // Builder makes a plan. One that searches stops when ctx ends.
 type Builder func(ctx context.Context, j *job.Job, c *cluster.Cluster, o Options) (*plan.Plan, error)
 
+// Plan is the plan that Build makes, over all links of the cluster where o says so and
+// the policy itself uses one.
+func (p Policy) Plan(ctx context.Context, j *job.Job, c *cluster.Cluster, o Options) (*plan.Plan, error) {
+	made, err := p.Build(ctx, j, c, o)
+	if err != nil || !o.Spread {
+		return made, err
+	}
+	spread, err := Spread(j, c, made)
+	if err != nil {
+		return nil, err
+	}
+	return cmp.Or(spread, made), nil
+}
+
 // Class tells which plans a policy builds, and so which lower bound they have
 // and what they may be ranked with.
 type Class uint8
@@ -51,6 +65,7 @@ type Options struct {
 	Unit                int64       // us-byte: elements of a unit; 0: tuned
 	Without             []string    // caramel: parts to leave out, of order, crossing, batching, depth, slices
 	Limits              plan.Limits // what the user allows; the zero value is plan.DefaultLimits
+	Spread              bool        // cut each bucket into a part a link: see [Spread] and [Policy.Plan]
 	Copies              bool        // keep the recorded library's copies into and out of buckets
 	// Progress, if set, is told how far auto's search is. Calls do not overlap.
 	Progress func(done, total int)

@@ -57,8 +57,9 @@ const (
 
 // Cluster is what the training ran on: nodes of as many workers, joined by one link
 // whose latency and bandwidth explain the measured transfers, and how much these slow
-// computation.
-func Cluster(hosts []Host) (*cluster.Cluster, *Measured, error) {
+// computation. Where several rails join the nodes, transfers went over the first; what the
+// others do is known by comparison, of all of them idle.
+func Cluster(hosts []Host, rails []cluster.Link) (*cluster.Cluster, *Measured, error) {
 	world := 0
 	for h := range hosts {
 		if world += len(hosts[h].Reports); len(hosts[h].Reports) != len(hosts[0].Reports) {
@@ -79,6 +80,7 @@ func Cluster(hosts []Host) (*cluster.Cluster, *Measured, error) {
 	if err := m.fit(c); err != nil {
 		return nil, nil, err
 	}
+	beside(c, rails)
 	m.slowdown(c, hosts)
 	if r := hosts[0].Reports[0].C10D; r != nil {
 		if err := m.join(c, r); err != nil {
@@ -202,17 +204,35 @@ func (m *Measured) join(c *cluster.Cluster, r *C10D) error {
 	if len(points) == 0 || len(points) > maxPoints || cmp.Or(checkTime(r.Alone), checkTime(r.Together), checkTime(r.Shared)) != nil {
 		return fmt.Errorf("its times (%+v) cannot be", r)
 	}
+	at := len(c.Links)
 	c.Links = append(c.Links, cluster.Link{Name: c10d, InFlight: 1})
-	if err := line(c, 1, points); err != nil {
+	if err := line(c, at, points); err != nil {
 		return err
 	}
+	net, own := &c.Links[0], &c.Links[at]
 	beside := "at the same time as"
 	if cluster.OneMedium(r.Alone, r.Together, r.Shared) {
-		c.Links[0].Medium, c.Links[1].Medium = c.Links[0].Name, c.Links[0].Name
+		net.Medium, own.Medium = net.Name, net.Name
 		beside = "on one medium with"
 	}
-	m.Notes = append(m.Notes, fmt.Sprintf("link %s, torch.distributed: %.3g Gbit/s and %.0f us a step, %s link %s", c10d, c.Links[1].Bandwidth/1e9, c.Links[1].Latency, beside, c.Links[0].Name))
+	m.Notes = append(m.Notes, fmt.Sprintf("link %s, torch.distributed: %.3g Gbit/s and %.0f us a step, %s link %s", c10d, own.Bandwidth/1e9, own.Latency, beside, net.Name))
 	return nil
+}
+
+// beside adds the links of further rails. What transfers of a training take more than
+// messages on an idle rail, they take on each.
+func beside(c *cluster.Cluster, rails []cluster.Link) {
+	if len(rails) < 2 {
+		return
+	}
+	net, idle := &c.Links[0], rails[0]
+	net.Name, net.Medium = idle.Name, idle.Medium
+	more, share := max(0, net.Latency-idle.Latency), net.Bandwidth/idle.Bandwidth
+	for _, l := range rails[1:] {
+		l.Latency += more
+		l.Bandwidth = math.Round(l.Bandwidth * share)
+		c.Links = append(c.Links, l)
+	}
 }
 
 // slowdown compares backward passes with transfers beside them and without. A pass of

@@ -47,7 +47,7 @@ func on(t *testing.T, c *cluster.Cluster, overlapped float64) []Host {
 func TestCluster(t *testing.T) {
 	for _, x := range []struct{ nodes, per int }{{2, 1}, {4, 1}, {2, 3}, {1, 2}} {
 		want := cluster.Uniform(x.nodes, x.per, cluster.Link{Name: "net", Latency: 20, Bandwidth: 1e9})
-		got, m, err := Cluster(on(t, want, 1000))
+		got, m, err := Cluster(on(t, want, 1000), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -68,7 +68,7 @@ func TestC10D(t *testing.T) {
 	for together, medium := range map[float64]string{1100: "", 1900: "net"} {
 		hosts := on(t, cluster.Uniform(2, 1, cluster.Link{Name: "net", Latency: 20, Bandwidth: 1e9}), 1000)
 		hosts[0].Reports[0].C10D = &C10D{Points: []Sized{{1e5, 900}, {1e6, 8100}, {4e6, 32100}}, Alone: 1000, Together: together, Shared: 2000}
-		got, m, err := Cluster(hosts)
+		got, m, err := Cluster(hosts, nil)
 		if err != nil || len(got.Links) != 2 || len(m.Notes) != 1 {
 			t.Fatal(got, m, err)
 		}
@@ -79,7 +79,7 @@ func TestC10D(t *testing.T) {
 	for _, bad := range []C10D{{}, {Points: []Sized{{10, 1}, {10, 2}}}, {Points: []Sized{{10, math.NaN()}}}, {Points: []Sized{{10, 1}}, Shared: -1}} {
 		hosts := on(t, cluster.Uniform(2, 1, cluster.Link{Name: "net", Latency: 20, Bandwidth: 1e9}), 1000)
 		hosts[0].Reports[0].C10D = &bad
-		if _, _, err := Cluster(hosts); err == nil || !strings.HasPrefix(err.Error(), "link c10d: its ") {
+		if _, _, err := Cluster(hosts, nil); err == nil || !strings.HasPrefix(err.Error(), "link c10d: its ") {
 			t.Errorf("%+v: %v", bad, err)
 		}
 	}
@@ -90,18 +90,18 @@ func TestC10D(t *testing.T) {
 // work, at a rate of 2/3, so the slowdown is 1/2.
 func TestSlowdown(t *testing.T) {
 	c := cluster.Uniform(2, 1, cluster.Link{Latency: 20, Bandwidth: 1e9})
-	got, m, err := Cluster(on(t, c, 1040))
+	got, m, err := Cluster(on(t, c, 1040), nil)
 	if err != nil || got.Overlap != 0.5 || len(m.Notes) > 0 {
 		t.Errorf("slowdown %v, notes %q (%v), want 0.5", got.Overlap, m.Notes, err)
 	}
-	if got, m, err = Cluster(on(t, c, 1100)); err != nil || got.Overlap != maxOverlap || len(m.Notes) != 1 {
+	if got, m, err = Cluster(on(t, c, 1100), nil); err != nil || got.Overlap != maxOverlap || len(m.Notes) != 1 {
 		t.Errorf("beyond all: %v, notes %q (%v)", got.Overlap, m.Notes, err)
 	}
-	if got, m, err = Cluster(on(t, c, 900)); err != nil || got.Overlap != 0 || len(m.Notes) > 0 {
+	if got, m, err = Cluster(on(t, c, 900), nil); err != nil || got.Overlap != 0 || len(m.Notes) > 0 {
 		t.Errorf("faster beside transfers: %v, notes %q (%v)", got.Overlap, m.Notes, err)
 	}
 	fast := cluster.Uniform(2, 1, cluster.Link{Latency: 1, Bandwidth: 10e9})
-	if got, m, err = Cluster(on(t, fast, 1040)); err != nil || got.Overlap != 0 || len(m.Notes) != 1 {
+	if got, m, err = Cluster(on(t, fast, 1040), nil); err != nil || got.Overlap != 0 || len(m.Notes) != 1 {
 		t.Errorf("10 us of transfers tell something: %v, notes %q (%v)", got.Overlap, m.Notes, err)
 	}
 }
@@ -123,8 +123,30 @@ func TestClusterRefused(t *testing.T) {
 		{"fewer passes", "2 and 8 iterations", func(h []Host) []Host { h[0].Transfers, h[0].Passes = nil, h[0].Passes[:2]; return h }},
 	} {
 		hosts := x.change(on(t, cluster.Uniform(2, 1, cluster.Link{Latency: 20, Bandwidth: 1e9}), 1000))
-		if _, _, err := Cluster(hosts); err == nil || !strings.Contains(err.Error(), x.want) {
+		if _, _, err := Cluster(hosts, nil); err == nil || !strings.Contains(err.Error(), x.want) {
 			t.Errorf("%s: %v, want %q", x.name, err, x.want)
 		}
+	}
+}
+
+// The first rail at 800 Mbit/s and 60 us in the training, and at 1 Gbit/s and 20 us idle: what
+// the other does idle, 500 Mbit/s and 30 us, is 400 Mbit/s and 70 us in the training.
+func TestFurtherRails(t *testing.T) {
+	hosts := on(t, cluster.Uniform(2, 1, cluster.Link{Name: "net", Latency: 60, Bandwidth: 8e8}), 1000)
+	got, _, err := Cluster(hosts, []cluster.Link{
+		{Name: "net", Latency: 20, Bandwidth: 1e9, Medium: "net"}, {Name: "rail1", Latency: 30, Bandwidth: 5e8, Medium: "net"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for l, want := range []cluster.Link{{Name: "net", Latency: 60, Bandwidth: 8e8}, {Name: "rail1", Latency: 70, Bandwidth: 4e8}} {
+		x := got.Links[l]
+		if x.Name != want.Name || math.Abs(x.Latency-want.Latency) > 0.1 || math.Abs(x.Bandwidth/want.Bandwidth-1) > 1e-3 || x.Medium != "net" {
+			t.Errorf("%+v, want %+v on net", x, want)
+		}
+	}
+	alone, _, err := Cluster(hosts, nil)
+	if err != nil || len(alone.Links) != 1 {
+		t.Error(alone, err)
 	}
 }

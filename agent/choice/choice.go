@@ -119,7 +119,7 @@ func (c *Choice) make(r *agent.Reviewed) (*made, error) {
 	if mode == job.Global {
 		j.Mode = mode
 	}
-	on, _, err := profile.Cluster(r.Hosts)
+	on, _, err := profile.Cluster(r.Hosts, r.Links)
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +140,7 @@ func (c *Choice) make(r *agent.Reviewed) (*made, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", by.Name, err)
 	}
-	m.Schedule, m.planned = &agent.Schedule{Plan: p, Limits: c.Options.Limits}, result.Time
+	m.Schedule, m.planned = &agent.Schedule{Plan: p, Limits: c.Options.Limits, Costs: on.Links}, result.Time
 	if c.Policy.Build == nil && !sim.Faster(m.planned, m.plain) {
 		return nil, fmt.Errorf("no plan is faster as simulated: %.1f ms an iteration", m.plain/1e3)
 	}
@@ -171,7 +171,7 @@ func undelayed(r *agent.Reviewed) string {
 }
 
 func executable(p policy.Policy, r *agent.Reviewed) policy.Policy {
-	build := p.Build
+		build := p.Plan
 	p.Build = func(ctx context.Context, j *job.Job, on *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
 		made, err := build(ctx, j, on, o)
 		if err != nil {
@@ -191,7 +191,11 @@ func executable(p policy.Policy, r *agent.Reviewed) policy.Policy {
 // Predict simulates plain buckets that were executed, whose job had neither times nor
 // collectives: microseconds an iteration.
 func Predict(ctx context.Context, j *job.Job, c *cluster.Cluster, executed *plan.Plan) (float64, error) {
-	p := plan.New(j, executed.Policy, c.Links[0].Name)
+	var links []string
+	for _, l := range c.Links {
+		links = append(links, l.Name)
+	}
+	p := plan.New(j, executed.Policy, links...)
 	p.Programs[0].Window = executed.Programs[0].Window
 	for _, b := range executed.Buckets {
 		p.AllReduce(0, b)

@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -27,16 +28,22 @@ wire, by that of an iteration of computation alone, which is measured first. A
 schedule is torch (DistributedDataParallel over gloo), a policy, or a policy and the
 delay that it is allowed, as deft:1.
 
+With --rails the hosts have further networks. Policies plan for the first; dear+spread is
+dear over all of them. Beside the table comes by how much the best schedule over all rails is faster
+than the best on one.
+
 All files lie in the directory --out. Trainings whose times lie there are not run
 again, so a study that was interrupted goes on where it was.`,
 		Example: `  weft study live --out results
-  weft study live --models gpt --coverage 1,2 --schedules torch,ddp,dear,deft:1 --out results`,
+  weft study live --models gpt --coverage 1,2 --schedules torch,ddp,dear,deft:1 --out results
+  weft study live --models resnet18 --coverage 2 --rails 0.5 --schedules ddp,dear,dear+spread --out rails`,
 		Args: cobra.NoArgs,
 	}
 	var config live.Config
 	fs := cmd.Flags()
 	fs.StringSliceVar(&config.Models, "models", []string{"resnet18", "gpt"}, "models to train")
 	fs.Float64SliceVar(&config.Coverages, "coverage", []float64{1}, "coverage `rates`")
+	fs.Float64SliceVar(&config.Rails, "rails", nil, "further rails: their `rates`, by that of the first")
 	schedules := fs.StringSlice("schedules", []string{live.DDP, "ddp", "dear", "p3", "deft:1"}, "what to compare; the first is what the others are compared with")
 	fs.IntVar(&config.Turns, "turns", 3, "turns of each schedule")
 	fs.IntVar(&config.Steps, "steps", 20, "steps of a turn that are timed")
@@ -58,10 +65,21 @@ again, so a study that was interrupted goes on where it was.`,
 				return cli.Usagef("--coverage %g: need a number above 0, at most 1000", x)
 			}
 		}
+		for _, x := range config.Rails {
+			if !(x > 0 && x <= 1) {
+				return cli.Usagef("--rails %g: need a number above 0, at most 1: the first rail is the fastest", x)
+			}
+		}
+		if len(config.Rails) >= lab.MaxRails {
+			return cli.Usagef("--rails: a lab has at most %d further ones", lab.MaxRails-1)
+		}
 		for _, s := range *schedules {
 			x, err := live.ParseSchedule(s)
 			if err != nil {
 				return cli.Usagef("--schedules: %w", err)
+			}
+			if strings.Contains(s, "+") && len(config.Rails) == 0 {
+				return cli.Usagef("--schedules: %s is for several rails: give --rails", s)
 			}
 			config.Schedules = append(config.Schedules, x)
 		}

@@ -107,7 +107,7 @@ func takeProfile(ctx context.Context, c *cli.Console, name, out, on string, r ag
 		return nil, fmt.Errorf("no job can be made of what was measured: %w", err)
 	}
 	files := []output{{out, func(w io.Writer) error { return job.Write(w, x.Job) }}}
-	x.Cluster, x.Transfers, err = profile.Cluster(r.Hosts)
+	x.Cluster, x.Transfers, err = profile.Cluster(r.Hosts, r.Links)
 	if err == nil {
 		files = append(files, output{on, func(w io.Writer) error { return cluster.Write(w, x.Cluster) }})
 		x.Predicted, err = choice.Predict(ctx, x.Job, x.Cluster, r.Plan)

@@ -163,7 +163,7 @@ func (x *planned) schedule(ctx context.Context, c *cli.Console, p launch.Place) 
 	if err == nil {
 		err = plan.Check(made, j, x.making.Options.Limits).Err()
 	}
-	s := &agent.Schedule{Plan: made, Job: j, Limits: x.making.Limits(x.limits, 0)}
+	s := &agent.Schedule{Plan: made, Job: j, Limits: x.making.Limits(x.limits, 0), Costs: on.Links}
 	s.Limits.MaxMemory = 0 // of which the job knows more than workers say
 	if err == nil {
 		err = s.Check()

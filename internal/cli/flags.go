@@ -333,6 +333,7 @@ func (f *PolicyFlags) Register(fs *pflag.FlagSet) {
 	fs.Var(quantity[int64]{&o.Group, cluster.ParseSize}, "group", "dear: `size` of a group (default: searched for)")
 	fs.StringSliceVar(&o.Without, "without", nil, "caramel: `parts` to leave out, of "+strings.Join(caramel.Parts, ", "))
 	fs.IntVar(&o.InFlight, "in-flight", 1, "policies behind a barrier, ps and tictac: `number` of transfers at once on a link")
+	fs.BoolVar(&o.Spread, "spread", false, "policies that use one link, over all: each bucket is cut into a part a link, which all end together")
 	fs.BoolVar(&o.Copies, "copies", false, "plans copy gradients into buckets and out, as recorded (default: reduce in place)")
 }
 
@@ -364,6 +365,9 @@ func (f *PolicyFlags) Check(fs *pflag.FlagSet, policy string) error {
 	}
 	if policy == "" {
 		return nil
+	}
+	if fs.Changed("spread") && (policy == "auto" || policy == "deft") {
+		return Usagef("--spread is not for %s, which uses several links by itself", policy)
 	}
 	if fs.Changed("in-flight") && slices.Contains(crossing, policy) {
 		return Usagef("--in-flight is not for %s, which chooses for itself how much is in flight", policy)

@@ -41,10 +41,13 @@ func (f *PlanFlags) Check(fs *pflag.FlagSet, inputs *Flags) (err error) {
 
 // Build makes the plan, once the flags are checked.
 func (f *PlanFlags) Build(ctx context.Context, c *Console, fs *pflag.FlagSet, inputs *Flags, j *job.Job, on *cluster.Cluster) (p *plan.Plan, err error) {
+	if f.Options.Spread && len(on.Links) < 2 {
+		return nil, Usagef("--spread is for several links, and the cluster has one")
+	}
 	f.Options.Limits = f.Limits(fs, inputs.DeviceMemory())
 	err = c.Track("planning", func(progress func(done, total int)) error {
 		f.Options.Progress = progress
-		p, err = f.chosen.Build(ctx, j, on, f.Options)
+		p, err = f.chosen.Plan(ctx, j, on, f.Options)
 		return err
 	})
 	return p, err

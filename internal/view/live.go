@@ -36,6 +36,10 @@ func Live(cases []live.Case) *cli.Report {
 				cellOf(r.Error(), func(v float64) any { return cli.Percent(v) }),
 			}})
 		}
+		if one, all := x.Fastest(); one != nil && all != nil {
+			notes = append(notes, fmt.Sprintf("%s at coverage %g: %s over all rails takes %.1f ms, %s on one %.1f ms: %.2f times as fast",
+				x.Model, x.Coverage, all.Schedule.Name, all.Time()*1e3, one.Schedule.Name, one.Time()*1e3, 1/all.Against(one)))
+		}
 	}
 	return &cli.Report{Tables: []cli.Table{t}, Notes: notes}
 }
