@@ -25,8 +25,12 @@ var DefaultLimits = Limits{MinUpdateRate: 1}
 // AnyLimits admit every delay: for plans that are only simulated.
 var AnyLimits = Limits{MaxDelay: math.MaxInt, MaxStaleness: math.MaxInt}
 
-// DelayLimits are the limits that follow from a largest delay alone.
+// DelayLimits are the limits that follow from a largest delay alone: of none,
+// those of synchronous plans.
 func DelayLimits(delay int) Limits {
+	if delay == 0 {
+		return DefaultLimits
+	}
 	return Limits{MaxDelay: delay, MaxStaleness: min(delay, math.MaxInt-2) + 2, MinUpdateRate: 1.0 / 3}
 }
 

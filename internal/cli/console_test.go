@@ -186,6 +186,7 @@ func TestLimits(t *testing.T) {
 		want plan.Limits
 	}{
 		{nil, plan.Limits{MinUpdateRate: 1}},
+		{[]string{"--max-delay=0"}, plan.DefaultLimits},
 		{[]string{"--max-delay=3"}, plan.Limits{MaxDelay: 3, MaxStaleness: 5, MinUpdateRate: 1.0 / 3}},
 		{[]string{"--max-delay=3", "--max-staleness=4"}, plan.Limits{MaxDelay: 3, MaxStaleness: 4, MinUpdateRate: 1}},
 		{[]string{"--min-update-rate=0.5"}, plan.Limits{MinUpdateRate: 0.5}},

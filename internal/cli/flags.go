@@ -422,7 +422,7 @@ type LimitFlags struct{ limits plan.Limits }
 
 // Register adds the flags.
 func (f *LimitFlags) Register(fs *pflag.FlagSet) {
-	fs.IntVar(&f.limits.MaxDelay, "max-delay", 0, "largest delay D allowed, `iterations`; alone it also sets --max-staleness to D+2 and --min-update-rate to 1/3")
+	fs.IntVar(&f.limits.MaxDelay, "max-delay", 0, "largest delay D allowed, `iterations`; alone, and not 0, it also sets --max-staleness to D+2 and --min-update-rate to 1/3")
 	fs.IntVar(&f.limits.MaxStaleness, "max-staleness", 0, "largest staleness allowed, `iterations`")
 	fs.Float64Var(&f.limits.MinUpdateRate, "min-update-rate", 1, "smallest update `rate` allowed, updates an iteration")
 	f.RegisterMemory(fs)
