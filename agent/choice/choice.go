@@ -171,7 +171,7 @@ func undelayed(r *agent.Reviewed) string {
 }
 
 func executable(p policy.Policy, r *agent.Reviewed) policy.Policy {
-		build := p.Plan
+	build := p.Plan
 	p.Build = func(ctx context.Context, j *job.Job, on *cluster.Cluster, o policy.Options) (*plan.Plan, error) {
 		made, err := build(ctx, j, on, o)
 		if err != nil {
