@@ -35,19 +35,24 @@ import (
 	"weft/sim"
 )
 
-// Config says what to measure.
-type Config struct {
+// Lab is where trainings run, and how.
+type Lab struct {
 	Weft, Python string // programs
 	Dir          string // for all files
 	Hosts        int    // one worker each, of one thread
 	Models       []string
-	Coverages    []float64 // time of the gradients on the wire of the first rail, by that of the computation alone
-	Rails        []float64 // rates of further rails, by that of the first
-	Schedules    []Schedule
-	Turns        int // of each schedule
-	Steps        int // of a turn
+	Rails        []float64  // rates of further rails, by that of the first
+	Schedules    []Schedule // the first is what the others are compared with
 	// Step is told of each training before it starts; calls do not overlap.
 	Step func(done, total int)
+}
+
+// Config says what to measure.
+type Config struct {
+	Lab
+	Coverages []float64 // time of the gradients on the wire of the first rail, by that of the computation alone
+	Turns     int       // of each schedule
+	Steps     int       // of a turn
 }
 
 // Schedule is how workers communicate.
@@ -159,31 +164,30 @@ func middle(x []float64) float64 {
 	return median.Of(x)
 }
 
-// study is a Config under way.
+// study is trainings under way.
 type study struct {
-	Config
+	Lab
 	done, total int
 }
 
 // Run measures all cases.
 func Run(ctx context.Context, c Config) ([]Case, error) {
-	s := &study{Config: c}
+	s := &study{Lab: c.Lab}
 	s.total = len(c.Models) * (1 + len(c.Coverages)*(1+c.Turns*len(c.Schedules)))
 	if err := s.scripts(); err != nil {
 		return nil, err
 	}
 	var out []Case
 	for _, model := range c.Models {
-		alone, err := s.train(ctx, model, "alone", 0, nil, "--with", "alone")
+		steps := []string{s.file("train.py"), model, "--steps", strconv.Itoa(c.Steps)}
+		alone, err := s.train(ctx, model, "alone", 0, nil, slices.Concat(steps, []string{"--with", "alone"}))
 		if err != nil {
 			return nil, err
 		}
 		for _, coverage := range c.Coverages {
 			x := Case{Model: model, Alone: stat.Mean(alone.Times, nil), Bytes: alone.Bytes, Coverage: coverage, Rails: s.Rails}
-			n := float64(c.Hosts)
-			x.Rate = math.Round(2 * (n - 1) / n * float64(x.Bytes) * 8 / lab.Payload / (coverage * x.Alone))
-			x.Rate = min(max(x.Rate, lab.MinRate), lab.MaxRate)
-			if err := s.measure(ctx, &x); err != nil {
+			x.Rate = s.rate(x.Bytes, x.Alone, coverage)
+			if err := s.measure(ctx, &x, c.Turns, steps); err != nil {
 				return nil, fmt.Errorf("%s at coverage %g: %w", model, coverage, err)
 			}
 			out = append(out, x)
@@ -211,15 +215,51 @@ func (s *study) scripts() error {
 
 func (s *study) file(parts ...string) string { return filepath.Join(s.Dir, strings.Join(parts, "-")) }
 
-// measure profiles a case, and lets the schedules take turns.
-func (s *study) measure(ctx context.Context, x *Case) error {
-	at := fmt.Sprintf("coverage%g", x.Coverage)
-	jobFile, clusterFile := s.file(x.Model, at, "job.json"), s.file(x.Model, at, "cluster.yaml")
+// rate of the hosts' lines, bits a second, at which gradients of so many bytes take coverage
+// times as long on the wire as the iteration does alone, seconds.
+func (s *study) rate(bytes int64, alone, coverage float64) float64 {
+	n := float64(s.Hosts)
+	rate := math.Round(2 * (n - 1) / n * float64(bytes) * 8 / lab.Payload / (coverage * alone))
+	return min(max(rate, lab.MinRate), lab.MaxRate)
+}
+
+// profiled is a model that was measured at a rate.
+type profiled struct{ job, cluster string } // files
+
+// profile measures what a script trains, unless its profile is there already.
+func (s *study) profile(ctx context.Context, rate float64, name string, script ...string) (profiled, error) {
 	s.step()
-	if _, err := os.Stat(clusterFile); err != nil {
-		if err := s.lab(ctx, x.Rate, s.Weft, "profile", "-n", "1", "-o", jobFile, "--cluster", clusterFile, "--", s.Python, s.file("train.py"), x.Model, "--steps", "30"); err != nil {
-			return err
-		}
+	p := profiled{s.file(name, "job.json"), s.file(name, "cluster.yaml")}
+	if _, err := os.Stat(p.cluster); err == nil {
+		return p, nil
+	}
+	return p, s.lab(ctx, rate, append([]string{s.Weft, "profile", "-n", "1", "-o", p.job, "--cluster", p.cluster, "--", s.Python}, script...)...)
+}
+
+// run starts workers with a schedule; nil: the lab does.
+func (x *Schedule) run(weft string, p profiled) []string {
+	if x.Name == DDP {
+		return nil
+	}
+	run := []string{weft, "run", "-n", "1"}
+	if x.policy != "" {
+		run = append(run, "--policy", x.policy, "--job", p.job, "--cluster", p.cluster)
+	}
+	if x.spread {
+		run = append(run, "--spread")
+	}
+	if x.delay > 0 {
+		run = append(run, "--max-delay", strconv.Itoa(x.delay))
+	}
+	return append(run, "--")
+}
+
+// measure profiles a case, and lets the schedules take turns.
+func (s *study) measure(ctx context.Context, x *Case, turns int, steps []string) error {
+	at := fmt.Sprintf("coverage%g", x.Coverage)
+	profile, err := s.profile(ctx, x.Rate, x.Model+"-"+at, s.file("train.py"), x.Model, "--steps", "30")
+	if err != nil {
+		return err
 	}
 	for _, schedule := range s.Schedules {
 		x.Rows = append(x.Rows, Row{Schedule: schedule, Predicted: math.NaN()})
@@ -230,13 +270,13 @@ func (s *study) measure(ctx context.Context, x *Case) error {
 			continue
 		}
 		var err error
-		if r.Predicted, err = predict(ctx, r.Schedule, jobFile, clusterFile); errors.Is(err, policy.ErrUnsuitable) {
+		if r.Predicted, err = predict(ctx, r.Schedule, profile.job, profile.cluster); errors.Is(err, policy.ErrUnsuitable) {
 			r.Refused = err.Error()
 		} else if err != nil {
 			return fmt.Errorf("%s: %w", r.Schedule.Name, err)
 		}
 	}
-	for turn := range s.Turns {
+	for turn := range turns {
 		order := make([]*Row, len(x.Rows))
 		for i := range x.Rows {
 			order[i] = &x.Rows[i]
@@ -249,24 +289,9 @@ func (s *study) measure(ctx context.Context, x *Case) error {
 				s.step()
 				continue
 			}
-			var run []string
-			if r.Schedule.Name != DDP {
-				run = []string{s.Weft, "run", "-n", "1"}
-			}
-			if r.Schedule.policy != "" {
-				run = append(run, "--policy", r.Schedule.policy, "--job", jobFile, "--cluster", clusterFile)
-			}
-			if r.Schedule.spread {
-				run = append(run, "--spread")
-			}
-			if r.Schedule.delay > 0 {
-				run = append(run, "--max-delay", strconv.Itoa(r.Schedule.delay))
-			}
-			if run != nil {
-				run = append(run, "--")
-			}
 			name := fmt.Sprintf("%s-%s-turn%d", at, r.Schedule.Name, turn)
-			t, err := s.train(ctx, x.Model, name, x.Rate, run, "--with", r.Schedule.library)
+			script := slices.Concat(steps, []string{"--with", r.Schedule.library})
+			t, err := s.train(ctx, x.Model, name, x.Rate, r.Schedule.run(s.Weft, profile), script)
 			if err != nil {
 				return fmt.Errorf("%s: %w", r.Schedule.Name, err)
 			}
@@ -315,13 +340,14 @@ func predict(ctx context.Context, s Schedule, jobFile, clusterFile string) (floa
 
 // trained is what a training writes.
 type trained struct {
-	Bytes int64     `json:"bytes"` // of gradients
-	Times []float64 `json:"times"` // of iterations, seconds
+	Bytes   int64     `json:"bytes"` // of gradients
+	Times   []float64 `json:"times"` // of iterations, seconds
+	Tests   []Test    `json:"tests"`
+	Weights string    `json:"weights"` // their digest at the end
 }
 
-// train runs one training, unless its result is there already. name tells it from others
-// of the model.
-func (s *study) train(ctx context.Context, model, name string, rate float64, run []string, args ...string) (*trained, error) {
+// train runs a training script, unless its result is there already. name tells it from others of the model.
+func (s *study) train(ctx context.Context, model, name string, rate float64, run, script []string) (*trained, error) {
 	s.step()
 	out := s.file(model, name+".json")
 	if b, err := os.ReadFile(out); err == nil {
@@ -329,7 +355,7 @@ func (s *study) train(ctx context.Context, model, name string, rate float64, run
 		return t, json.Unmarshal(b, t)
 	}
 	part := out + ".part"
-	command := append(run, append([]string{s.Python, s.file("train.py"), model, "--steps", strconv.Itoa(s.Steps), "--out", part}, args...)...)
+	command := slices.Concat(run, []string{s.Python}, script, []string{"--out", part})
 	if err := s.lab(ctx, rate, command...); err != nil {
 		return nil, err
 	}

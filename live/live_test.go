@@ -84,7 +84,7 @@ done
 // again.
 func TestRun(t *testing.T) {
 	dir := t.TempDir()
-	c := Config{Weft: stage(t, dir), Python: "py", Dir: filepath.Join(dir, "out"), Hosts: 2, Models: []string{"gpt"}, Coverages: []float64{2}, Turns: 2, Steps: 9}
+	c := Config{Lab: Lab{Weft: stage(t, dir), Python: "py", Dir: filepath.Join(dir, "out"), Hosts: 2, Models: []string{"gpt"}}, Coverages: []float64{2}, Turns: 2, Steps: 9}
 	for _, s := range []string{"torch", "dear", "deft:1"} {
 		x, err := ParseSchedule(s)
 		if err != nil {
@@ -156,7 +156,7 @@ func TestRun(t *testing.T) {
 // schedule of those that use one or both is found.
 func TestRails(t *testing.T) {
 	dir := t.TempDir()
-	c := Config{Weft: stage(t, dir), Python: "py", Dir: filepath.Join(dir, "out"), Hosts: 2, Models: []string{"gpt"}, Coverages: []float64{2}, Rails: []float64{0.5}, Turns: 1, Steps: 9}
+	c := Config{Lab: Lab{Weft: stage(t, dir), Python: "py", Dir: filepath.Join(dir, "out"), Hosts: 2, Models: []string{"gpt"}, Rails: []float64{0.5}}, Coverages: []float64{2}, Turns: 1, Steps: 9}
 	for _, s := range []string{"dear", "p3", "p3+spread"} {
 		x, err := ParseSchedule(s)
 		if err != nil {

@@ -57,8 +57,8 @@ again, so a study that was interrupted goes on where it was.`,
 			return cli.Usagef("--turns and --steps: need at least 1")
 		case config.Hosts < 2 || config.Hosts > lab.MaxHosts:
 			return cli.Usagef("--hosts %d: need 2 to %d", config.Hosts, lab.MaxHosts)
-		case len(config.Models) == 0 || len(config.Coverages) == 0 || len(*schedules) == 0:
-			return cli.Usagef("--models, --coverage and --schedules: need at least one each")
+		case len(config.Models) == 0 || len(config.Coverages) == 0:
+			return cli.Usagef("--models and --coverage: need at least one each")
 		}
 		for _, x := range config.Coverages {
 			if !(x > 0 && x <= 1000) {
@@ -74,16 +74,13 @@ again, so a study that was interrupted goes on where it was.`,
 			return cli.Usagef("--rails: a lab has at most %d further ones", lab.MaxRails-1)
 		}
 		for _, s := range *schedules {
-			x, err := live.ParseSchedule(s)
-			if err != nil {
-				return cli.Usagef("--schedules: %w", err)
-			}
 			if strings.Contains(s, "+") && len(config.Rails) == 0 {
 				return cli.Usagef("--schedules: %s is for several rails: give --rails", s)
 			}
-			config.Schedules = append(config.Schedules, x)
 		}
-		return nil
+		var err error
+		config.Schedules, err = parseSchedules(*schedules)
+		return err
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var err error

@@ -31,7 +31,7 @@ assumed, and why it is not the same. Without a name it lists the studies.`,
 			return study.Names(), cobra.ShellCompDirectiveNoFileComp
 		},
 	}
-	cmd.AddCommand(newStudyLive(c))
+	cmd.AddCommand(newStudyLive(c), newStudyAccuracy(c))
 	out := newStudied(cmd)
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) error { return out.check(cmd, args) }
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

@@ -1,0 +1,193 @@
+"""Trains a model on real data, and says how good it is after how long: with weft, with DDP over gloo, or each worker alone.
+
+    weft run -n 2 -- python3 examples/learn.py cnn MNIST
+    weft lab --hosts 2 --rate 100Mbit -- python3 examples/learn.py gpt /usr/local/go/src --with ddp
+
+MNIST is a directory with its four files, gzipped; cnn and resnet18 learn to read its digits. gpt learns to go on with Go source,
+character by character, from a directory of it. `weft study accuracy` runs it.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import models
+from mnist import pictures
+
+
+class Digits:
+    """MNIST. Better is more of the test's digits read right, in percent."""
+
+    batch, rate = 32, 0.05
+
+    def __init__(self, directory: str):
+        self.x, self.y = pictures(directory, "train")
+        self.test = pictures(directory, "t10k")
+
+    def draw(self, n: int, generator: torch.Generator):
+        i = torch.randint(len(self.x), (n,), generator=generator)
+        return self.x[i], self.y[i]
+
+    def loss(self, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(out, y)
+
+    def tests(self, rank: int, world: int):
+        """This rank's part of the test, in batches."""
+        return zip(*(t[rank::world].split(250) for t in self.test))
+
+    def score(self, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return 100 * (out.argmax(1) == y).double()
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=self.rate, momentum=0.9)
+
+
+class Source:
+    """Go source in 97 characters; every twentieth file is for the test. Better is less loss, in nats a character."""
+
+    batch, rate, context = 4, 2e-3, 128
+
+    def __init__(self, directory: str):
+        parts = [], []
+        for root, dirs, files in os.walk(directory):
+            dirs[:] = sorted(d for d in dirs if d not in ("cmd", "testdata", "vendor"))
+            for name in sorted(files):
+                if name.endswith(".go") and not name.endswith("_test.go"):
+                    held = hashlib.sha256(name.encode()).digest()[0] < 13
+                    with open(os.path.join(root, name), "rb") as f:
+                        parts[held].append(f.read())
+        known = bytes(range(32, 127)) + b"\n\t"
+        codes = bytes(max(known.find(bytes([c])), 0) for c in range(256))
+        self.text, self.held = (torch.frombuffer(bytearray(b"".join(p).translate(codes)), dtype=torch.uint8) for p in parts)
+
+    def windows(self, text: torch.Tensor, starts: torch.Tensor):
+        ids = text[starts[:, None] + torch.arange(self.context + 1)].long()
+        return ids[:, :-1], ids[:, 1:]
+
+    def draw(self, n: int, generator: torch.Generator):
+        return self.windows(self.text, torch.randint(len(self.text) - self.context, (n,), generator=generator))
+
+    def loss(self, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(out.flatten(0, 1), y.flatten())
+
+    def tests(self, rank: int, world: int):
+        starts = torch.linspace(0, len(self.held) - self.context - 1, 256).long()[rank::world]
+        return (self.windows(self.held, s) for s in starts.split(16))
+
+    def score(self, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(out.flatten(0, 1), y.flatten(), reduction="none").double()
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=self.rate)
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(32 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, 10),
+    )  # fmt: skip
+
+
+# What is trained: the data, the model, and how many steps.
+TASKS = {
+    "cnn": (Digits, cnn, 600),
+    "resnet18": (Digits, lambda: models.ResNet18(classes=10), 60),
+    "gpt": (Source, lambda: models.GPT(vocab=97, context=Source.context, width=192, layers=4, heads=4), 600),
+}
+
+
+def main() -> None:
+    p = argparse.ArgumentParser()
+    p.add_argument("task", choices=sorted(TASKS))
+    p.add_argument("data")
+    p.add_argument("--with", dest="library", choices=["weft", "ddp", "alone"], default="weft")
+    p.add_argument("--seed", type=int, default=1, help="of weights and batches")
+    p.add_argument("--steps", type=int, help="the learning rate falls to zero over them")
+    p.add_argument("--tests", type=int, default=10, help="how many times to test; 0: never")
+    p.add_argument("--out", help="file for what was measured, JSON, of rank 0")
+    args = p.parse_args()
+
+    data, build, steps = TASKS[args.task]
+    data, steps = data(args.data), args.steps or steps
+    torch.set_num_threads(1)
+    torch.manual_seed(args.seed)
+    model = network = build()
+    optimizer = data.optimizer(model)
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    sum_of, flush, end = (lambda t: t), (lambda: None), (lambda: None)
+    if args.library == "weft":
+        import weft.torch as weft
+
+        weft.init()
+        network, optimizer = weft.wrap(model, optimizer)
+        sum_of, flush = weft.all_reduce, weft.flush
+    elif args.library == "ddp":
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        network = nn.parallel.DistributedDataParallel(model)
+        end = dist.destroy_process_group
+
+        def sum_of(t: torch.Tensor) -> torch.Tensor:
+            dist.all_reduce(t)
+            return t
+
+    warm = max(steps // 20, 1)
+    pace = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min((i + 1) / warm, max(steps - i, 0) / (steps - warm + 1)))
+    generator = torch.Generator().manual_seed(1000 * args.seed + rank)
+
+    def step() -> None:
+        x, y = data.draw(data.batch, generator)
+        optimizer.zero_grad()
+        data.loss(network(x), y).backward()
+        optimizer.step()
+        pace.step()
+
+    def test() -> float:
+        """The mean score of the whole test."""
+        model.eval()
+        total = torch.zeros(2, dtype=torch.float64)
+        with torch.no_grad():
+            for x, y in data.tests(rank, world):
+                scores = data.score(model(x), y)
+                total += torch.tensor([scores.sum(), scores.numel()], dtype=torch.float64)
+        model.train()
+        total = sum_of(total)
+        return float(total[0] / total[1])
+
+    # Tests take no time of what is told: the clock stands still, after the last update is in place.
+    times, scores, spent = [], [], 0.0
+    last = time.perf_counter()
+    for i in range(1, steps + 1):
+        step()
+        due = args.tests and i * args.tests // steps > (i - 1) * args.tests // steps
+        if i == steps:
+            flush()
+        if due or i == steps:
+            for parameter in model.parameters():
+                parameter.sum()  # its update may be under way
+        now = time.perf_counter()
+        times.append(now - last)
+        spent += now - last
+        if due:
+            scores.append({"step": i, "time": spent, "score": test()})
+            if rank == 0:
+                print(f"{args.task}, {args.library}: step {i}, {spent:.1f} s: {scores[-1]['score']:.4f}", flush=True)
+        last = time.perf_counter() if due else now
+    weights = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+    if rank == 0 and args.out:
+        size = sum(p.numel() * p.element_size() for p in model.parameters())
+        with open(args.out, "w") as f:
+            json.dump({"bytes": size, "times": times, "tests": scores, "weights": weights}, f)
+    end()
+
+
+if __name__ == "__main__":
+    main()
