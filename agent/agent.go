@@ -19,8 +19,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"weft/agent/protocol"
 	"weft/collective"
 	"weft/engine"
@@ -101,8 +99,8 @@ type Agent struct {
 
 // worker is what the agent knows of one worker.
 type worker struct {
-	conn  *net.UnixConn // nil before its first hello
-	pid   int           // likewise, as it says
+	out   *outbox // nil before its first hello
+	pid   int     // likewise, as it says
 	hello *protocol.Hello
 	calls []*call       // made and not begun, in order
 	since time.Duration // when it said either, and began to wait for the others
@@ -192,6 +190,13 @@ func (a *Agent) Close() error {
 	a.mu.Lock()
 	a.end()
 	a.closed = true
+	a.mu.Unlock()
+	if a.failure != nil { // which is told before connections end
+		for w := range a.workers {
+			a.workers[w].out.wait()
+		}
+	}
+	a.mu.Lock()
 	for conn := range a.conns {
 		conn.Close()
 	}
@@ -231,11 +236,11 @@ func (a *Agent) Ended(rank int, cause error) {
 	x := &a.workers[w]
 	x.cause = cause
 	close(x.explained)
-	switch unwanted := !slices.ContainsFunc(a.workers, func(x worker) bool { return x.conn != nil }); {
+	switch unwanted := !slices.ContainsFunc(a.workers, func(x worker) bool { return x.out != nil }); {
 	case x.gone:
-	case x.conn == nil && a.Explained && (cause == nil || unwanted && a.alone()):
+	case x.out == nil && a.Explained && (cause == nil || unwanted && a.alone()):
 		a.leave(w, cause) // it never wanted anything, and nobody wanted it yet
-	case x.conn == nil:
+	case x.out == nil:
 		a.lost(w, cmp.Or(cause, errors.New("its process has ended")))
 	default:
 		// What it had said comes first: the end of its connection is what counts, or if
@@ -291,8 +296,9 @@ func (a *Agent) fail(f *engine.Failure) {
 		return // of a text alone: cannot be
 	}
 	for w := range a.workers {
+		a.workers[w].out.hurry()
 		a.send(w, m)
-		if x := &a.workers[w]; x.conn != nil || x.gone {
+		if x := &a.workers[w]; x.out != nil || x.gone {
 			a.hasHeard(w)
 		}
 	}
@@ -329,30 +335,18 @@ func describe(f *engine.Failure) protocol.Failed {
 // tell tells a process that is none of the workers, or not yet.
 func tell(conn *net.UnixConn, f *engine.Failure) {
 	if m, err := failed(f); err == nil {
-		write(conn, m)
+		conn.SetWriteDeadline(time.Now().Add(stuck))
+		conn.Write(m.Append(nil))
 	}
 }
 
-// send writes a message to a worker. One that takes no more is lost: its connection
-// ends.
+// send writes a message to a worker, now or once it has read what came before. One whose
+// connection takes no more is lost: it ends.
 func (a *Agent) send(w int, m protocol.Message, fds ...int) {
 	x := &a.workers[w]
-	if x.conn != nil && !x.gone && write(x.conn, m, fds...) != nil {
-		x.conn.Close()
+	if x.out != nil && !x.gone && x.out.put(m.Append(nil), fds...) != nil {
+		x.out.conn.Close()
 	}
-}
-
-func write(conn *net.UnixConn, m protocol.Message, fds ...int) error {
-	conn.SetWriteDeadline(time.Now().Add(stuck))
-	b := m.Append(nil)
-	if len(fds) > 0 { // they travel with the first bytes; more may have to follow
-		n, _, err := conn.WriteMsgUnix(b, unix.UnixRights(fds...), nil)
-		if b = b[n:]; err != nil || len(b) == 0 {
-			return err
-		}
-	}
-	_, err := conn.Write(b)
-	return err
 }
 
 // watch lets time pass.
@@ -418,6 +412,10 @@ func (a *Agent) serve(conn *net.UnixConn) {
 	a.mu.Lock()
 	delete(a.conns, conn)
 	a.mu.Unlock()
+	if who >= 0 {
+		a.workers[who].out.hurry()
+		a.workers[who].out.wait()
+	}
 	conn.Close()
 	if who >= 0 {
 		a.part(who, err)
@@ -523,7 +521,7 @@ func (a *Agent) hello(conn *net.UnixConn, who int, m protocol.Message) (int, err
 		return -1, fmt.Errorf("rank %d is not of this host, which has %v: set RANK as the launcher does", h.Rank, a.Ranks)
 	case who >= 0 && who != w:
 		return -1, fmt.Errorf("rank %d says that it is rank %d now", a.Ranks[who], h.Rank)
-	case who < 0 && a.workers[w].conn != nil:
+	case who < 0 && a.workers[w].out != nil:
 		return -1, fmt.Errorf("two workers say that they are rank %d (processes %d and %d)", h.Rank, a.workers[w].pid, h.Pid)
 	case a.workers[w].hello != nil:
 		return -1, fmt.Errorf("rank %d said hello twice", h.Rank)
@@ -532,7 +530,10 @@ func (a *Agent) hello(conn *net.UnixConn, who int, m protocol.Message) (int, err
 		return -1, fmt.Errorf("rank %d: %w", h.Rank, err)
 	}
 	x := &a.workers[w]
-	x.conn, x.pid, x.hello, x.since = conn, h.Pid, h, a.now()
+	if x.out == nil {
+		x.out = &outbox{conn: conn}
+	}
+	x.pid, x.hello, x.since = h.Pid, h, a.now()
 	return w, nil
 }
 

@@ -397,6 +397,51 @@ func TestLost(t *testing.T) {
 	h.fails("rank 1 is lost: its connection ended (EOF), while waiting for its gradient of tensor t1 (bucket 0) of iteration 0", errs...)
 }
 
+// A worker that computes reads nothing: what it is told of buckets by the thousand, more
+// than its socket holds, keeps nobody waiting, and a failure comes behind it.
+func TestUnread(t *testing.T) {
+	const buckets = 3000
+	h := local(t, 2, 0)
+	hello := tensors("float32", slices.Repeat([]int64{1}, buckets)...)
+	hello.FirstBucket, hello.BucketBytes = 4, 4
+	h.must(func(w *worker.Worker) error { return w.Hello(hello) })
+	ready := func(w *worker.Worker, iteration int) error {
+		for b := range w.Welcome.Buckets {
+			if err := w.Ready(b, iteration); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	read := func(w *worker.Worker, iteration int) error {
+		for b := range w.Welcome.Buckets {
+			if got, of, err := w.Done(); got != b || of != iteration || err != nil {
+				return fmt.Errorf("bucket %d of iteration %d, want %d of %d (%v)", got, of, b, iteration, err)
+			}
+		}
+		return nil
+	}
+	busy, quick := h.workers[0], h.workers[1]
+	for i := range 2 {
+		h.must(func(w *worker.Worker) error { return ready(w, i) })
+		if err := read(quick, i); err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			if err := read(busy, i); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	quick.Close()
+	<-h.agent.Done()
+	if err := read(busy, 1); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err := busy.Done()
+	h.fails("rank 1 is lost", err)
+}
+
 // So is one that ends before others have said hello, or never wanted to.
 func TestLostEarly(t *testing.T) {
 	for _, x := range []struct {
