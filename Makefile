@@ -1,4 +1,4 @@
-# make demo        build weft, run it on a recorded trace, then train with it and with DDP in a lab (as root)
+# make demo        build weft, run it on a recorded trace, then train with it and with DDP in a lab, and compare plans there (as root)
 # make test        every test, with the race detector
 # make test-torch  the PyTorch client's tests, with PYTHON (/usr/bin/python3)
 # make test-torch2 the same, with PyTorch 2.6 in a Debian 13 that it makes once (as root; tools/torch2)

@@ -7,6 +7,7 @@ package live
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,7 +33,9 @@ import (
 	"weft/plan"
 	"weft/policy"
 	"weft/policy/all"
+	"weft/policy/fusion"
 	"weft/sim"
+	"weft/timeline"
 )
 
 // Lab is where trainings run, and how.
@@ -120,6 +123,7 @@ type Row struct {
 	Schedule  Schedule
 	Times     []float64 // of an iteration, seconds: the mean of each turn
 	Predicted float64   // likewise; NaN where nothing is
+	Timeline  string    // file of what is simulated; empty: there is none
 	Refused   string    // why there is nothing
 }
 
@@ -266,14 +270,23 @@ func (s *study) measure(ctx context.Context, x *Case, turns int, steps []string)
 	}
 	for i := range x.Rows {
 		r := &x.Rows[i]
-		if r.Schedule.policy == "" {
+		if r.Schedule.Name == Loaded {
 			continue
 		}
-		var err error
-		if r.Predicted, err = predict(ctx, r.Schedule, profile.job, profile.cluster); errors.Is(err, policy.ErrUnsuitable) {
+		result, err := predict(ctx, r.Schedule, profile)
+		if errors.Is(err, policy.ErrUnsuitable) {
 			r.Refused = err.Error()
-		} else if err != nil {
+			continue
+		}
+		if err != nil {
 			return fmt.Errorf("%s: %w", r.Schedule.Name, err)
+		}
+		if r.Schedule.policy != "" {
+			r.Predicted = result.Time / 1e6
+		}
+		r.Timeline = s.file(x.Model, at, r.Schedule.Name, "simulated-timeline.json")
+		if err := write(r.Timeline, result.Timeline); err != nil {
+			return err
 		}
 	}
 	for turn := range turns {
@@ -301,27 +314,28 @@ func (s *study) measure(ctx context.Context, x *Case, turns int, steps []string)
 	return nil
 }
 
-// predict is what the simulator says of a schedule, seconds an iteration.
-func predict(ctx context.Context, s Schedule, jobFile, clusterFile string) (float64, error) {
-	jobText, err := os.ReadFile(jobFile)
+// predict is what the simulator says of a schedule; of DistributedDataParallel, of its
+// buckets, on the agents' link.
+func predict(ctx context.Context, s Schedule, measured profiled) (*sim.Result, error) {
+	jobText, err := os.ReadFile(measured.job)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	j, err := job.Read(bytes.NewReader(jobText))
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	clusterText, err := os.ReadFile(clusterFile)
+	clusterText, err := os.ReadFile(measured.cluster)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	c, err := cluster.Read(bytes.NewReader(clusterText), clusterFile)
+	c, err := cluster.Read(bytes.NewReader(clusterText), measured.cluster)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	p, err := all.Lookup(s.policy)
+	p, err := all.Lookup(cmp.Or(s.policy, fusion.DDP.Name))
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	o := policy.Options{Limits: plan.DefaultLimits, Spread: s.spread}
 	if s.delay > 0 {
@@ -329,13 +343,18 @@ func predict(ctx context.Context, s Schedule, jobFile, clusterFile string) (floa
 	}
 	made, err := p.Plan(ctx, j, c, o)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	r, err := sim.RunLegal(ctx, j, c, made, o.Limits, sim.Options{})
-	if err != nil {
-		return 0, err
+	return sim.RunLegal(ctx, j, c, made, o.Limits, sim.Options{Timeline: true})
+}
+
+// write writes a timeline as a Chrome trace.
+func write(name string, t *timeline.Timeline) error {
+	var b bytes.Buffer
+	if err := timeline.WriteChrome(&b, t); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
 	}
-	return r.Time / 1e6, nil
+	return os.WriteFile(name, b.Bytes(), 0o666)
 }
 
 // trained is what a training writes.

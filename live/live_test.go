@@ -10,6 +10,7 @@ import (
 
 	"weft/cluster"
 	"weft/job"
+	"weft/timeline"
 	"weft/zoo"
 )
 
@@ -111,6 +112,14 @@ func TestRun(t *testing.T) {
 	for _, r := range x.Rows {
 		if len(r.Times) != 2 || r.Time() != 1 || math.IsNaN(r.Predicted) != (r.Schedule.Name == "torch") {
 			t.Errorf("%+v", r)
+		}
+		f, err := os.Open(r.Timeline)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if simulated, err := timeline.ReadChrome(f); err != nil || len(simulated.Spans) == 0 {
+			t.Errorf("%s: %v", r.Timeline, err)
 		}
 	}
 	said, err := os.ReadFile(filepath.Join(dir, "said"))

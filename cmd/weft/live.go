@@ -21,7 +21,7 @@ func newStudyLive(c *cli.Console) *cobra.Command {
 		Short: "Measure schedules on real trainings in the lab",
 		Long: `Trains models on the hosts of a lab (see weft lab), one worker of one thread on
 each, by every schedule in turns, and sets what the simulator predicts of a
-schedule beside what was measured.
+schedule beside what was measured. The simulated timelines lie beside the results.
 
 A line's rate follows from the coverage rate: the time of the gradients on the
 wire, by that of an iteration of computation alone, which is measured first. A

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"strings"
 
 	"weft/internal/chart"
 	"weft/internal/cli"
@@ -16,22 +17,27 @@ const LiveResults = "results"
 // Live is what was measured of real trainings, beside what was predicted.
 func Live(cases []live.Case) *cli.Report {
 	t := cli.Table{Key: LiveResults, Columns: []cli.Column{
-		{Head: "model", Key: "model"}, {Head: "coverage", Key: "coverage"}, {Head: "rate\nMbit/s", Key: "bits_per_us"},
+		{Head: "model", Key: "model"}, {Head: "cov-\nerage", Key: "coverage"}, {Head: "rate\nMbit/s", Key: "bits_per_us"},
 		{Head: "alone\nms", Key: "alone_us"}, {Head: "schedule", Key: "schedule"}, {Head: "time\nms", Key: "time_us"},
-		{Head: "by the\nfirst", Key: "relative"}, {Head: "predicted\nms", Key: "predicted_us"}, {Head: "error\n%", Key: "error"},
+		{Head: "by the\nfirst", Key: "relative"}, {Head: "speed-\nup", Key: "speedup"}, {Head: "predic-\nted ms", Key: "predicted_us"}, {Head: "error\n%", Key: "error"},
 	}}
-	var notes []string
+	var notes, timelines []string
 	for i := range cases {
 		x := &cases[i]
 		for k := range x.Rows {
 			r := &x.Rows[k]
+			if r.Timeline != "" {
+				timelines = append(timelines, r.Timeline)
+			}
 			if r.Refused != "" {
 				notes = append(notes, fmt.Sprintf("%s, %s: %s", x.Model, r.Schedule.Name, r.Refused))
 			}
+			relative := r.Against(&x.Rows[0])
 			t.Rows = append(t.Rows, cli.Row{Cells: []any{
 				x.Model, x.Coverage, math.Round(x.Rate / 1e6), cli.Time(x.Alone * 1e6), r.Schedule.Name,
 				cellOf(r.Time(), func(v float64) any { return cli.Time(v * 1e6) }),
-				cellOf(r.Against(&x.Rows[0]), func(v float64) any { return cli.Ratio(v) }),
+				cellOf(relative, func(v float64) any { return cli.Ratio(v) }),
+				cellOf(1/relative, func(v float64) any { return cli.Ratio(v) }),
 				cellOf(r.Predicted, func(v float64) any { return cli.Time(v * 1e6) }),
 				cellOf(r.Error(), func(v float64) any { return cli.Percent(v) }),
 			}})
@@ -40,6 +46,9 @@ func Live(cases []live.Case) *cli.Report {
 			notes = append(notes, fmt.Sprintf("%s at coverage %g: %s over all rails takes %.1f ms, %s on one %.1f ms: %.2f times as fast",
 				x.Model, x.Coverage, all.Schedule.Name, all.Time()*1e3, one.Schedule.Name, one.Time()*1e3, 1/all.Against(one)))
 		}
+	}
+	if len(timelines) > 0 {
+		notes = append(notes, "timelines, as simulated of the profiles, Chrome traces which Perfetto opens: "+strings.Join(timelines, " "))
 	}
 	return &cli.Report{Tables: []cli.Table{t}, Notes: notes}
 }
