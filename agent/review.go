@@ -80,8 +80,8 @@ type Reviewed struct {
 	Tensors []job.Tensor   // their names, elements and types
 	Plan    *plan.Plan     // that was executed
 	Hosts   []profile.Host
-	// Links are those of several rails, with their names, as host 0 has measured them after
-	// the iterations of a profile.
+	// Links are those of the rails, with their names, as host 0 has measured them after the
+	// iterations of a profile.
 	Links []cluster.Link
 }
 
@@ -212,7 +212,7 @@ func (a *Agent) review(c *call, reports []profile.Report) {
 		if err := ask(); err != nil {
 			return err
 		}
-		if len(m.Passes) > 0 && len(a.rails) > 1 {
+		if len(m.Passes) > 0 && len(a.hosts) > 1 {
 			if r.Links, err = links.Quick(a.ctx, aside(a.rails)); err != nil {
 				return err
 			}

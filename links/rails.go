@@ -19,7 +19,7 @@ type Rail struct {
 }
 
 // quick is the effort for which a training waits: a second or two on slow rails, less on fast ones.
-var quick = effort{[]cluster.Kind{cluster.AllReduce}, []int64{16 << 10, 256 << 10, 1 << 20}, 50 * time.Millisecond, 20 * time.Millisecond}
+var quick = effort{[]cluster.Kind{cluster.AllReduce}, []int64{4 << 10, 256 << 10, 1 << 20}, 50 * time.Millisecond, 20 * time.Millisecond}
 
 // Quick measures each of several rails, and every two at once, with messages of few sizes.
 // All hosts call it at the same time. The links, by the names of the rails, are those that

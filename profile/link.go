@@ -219,15 +219,20 @@ func (m *Measured) join(c *cluster.Cluster, r *C10D) error {
 	return nil
 }
 
-// beside adds the links of further rails. What transfers of a training take more than
+// beside adds the links of further rails. No transfer of a training has less latency than a
+// message on an idle rail, though a line through few and disturbed times may say so. What transfers of a training take more than
 // messages on an idle rail, they take on each.
 func beside(c *cluster.Cluster, rails []cluster.Link) {
-	if len(rails) < 2 {
+	if len(rails) == 0 {
 		return
 	}
 	net, idle := &c.Links[0], rails[0]
+	net.Latency = max(net.Latency, idle.Latency)
+	if len(rails) == 1 {
+		return
+	}
 	net.Name, net.Medium = idle.Name, idle.Medium
-	more, share := max(0, net.Latency-idle.Latency), net.Bandwidth/idle.Bandwidth
+	more, share := net.Latency-idle.Latency, net.Bandwidth/idle.Bandwidth
 	for _, l := range rails[1:] {
 		l.Latency += more
 		l.Bandwidth = math.Round(l.Bandwidth * share)

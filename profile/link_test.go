@@ -150,3 +150,14 @@ func TestFurtherRails(t *testing.T) {
 		t.Error(alone, err)
 	}
 }
+
+// A training whose times leave nothing for a latency, on a rail where messages have one: a plan
+// for no latency cuts gradients into thousands of transfers.
+func TestLatency(t *testing.T) {
+	hosts := on(t, cluster.Uniform(2, 1, cluster.Link{Name: "net", Latency: 0, Bandwidth: 8e8}), 1000)
+	idle := cluster.Link{Name: "net", Latency: 20, Bandwidth: 1e9}
+	got, _, err := Cluster(hosts, []cluster.Link{idle})
+	if err != nil || len(got.Links) != 1 || got.Links[0].Latency != 20 || math.Abs(got.Links[0].Bandwidth/8e8-1) > 1e-3 {
+		t.Errorf("%+v (%v), want 800 Mbit/s and 20 us", got, err)
+	}
+}
