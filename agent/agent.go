@@ -76,12 +76,9 @@ type Agent struct {
 	net    transport.Endpoint   // to the other hosts; nil: not yet, or there are none
 	rails  []transport.Endpoint // likewise, all; net is the first
 	hosts  collective.Layout
-	absent error    // why there will never be
-	parted []bool   // by host: it has ended in order
-	wanted []bool   // by host: it is gone while something of it was waited for
-	news   []uint64 // by host: how many it has been told
-	asked  string   // what the others were last asked about
-	awaits []*waits // by host: what it has last asked about
+	absent error  // why there will never be
+	peers  []peer // by host; nothing is known of this one
+	asked  string // what the others were last asked about
 
 	asking map[uint64]asked // agreements that are under way
 
@@ -90,6 +87,7 @@ type Agent struct {
 	session   *session                   // nil until all workers have said hello
 	plan      *plan.Plan                 // of the schedule, as executed
 	reviewing reviewing
+	paces     []*pace         // of the plans that were executed, the last one last
 	failure   *engine.Failure // why training has ended
 	warned    map[int]bool    // ranks that have been warned of
 	ended     bool
@@ -110,6 +108,14 @@ type worker struct {
 
 	explained chan struct{} // closed when its process has ended, as cause says
 	cause     error
+}
+
+// peer is what the agent knows of another host.
+type peer struct {
+	parted bool   // it has ended in order
+	wanted bool   // it is gone while something of it was waited for
+	news   uint64 // how many it has been told
+	waits  *waits // what it has last asked about
 }
 
 // call is a call that a worker has made.
@@ -477,7 +483,12 @@ func (a *Agent) take(conn *net.UnixConn, who *int, m protocol.Message) error {
 			a.failf(rank, "rank %d declared bucket %d ready before it was welcome", rank, m.Index)
 			return nil
 		}
-		a.session.measured.declared(m.Iteration, a.now())
+		now := a.now()
+		if err := a.session.passes(w, m, now); err != nil {
+			a.failf(rank, "rank %d: %w", rank, err)
+			return nil
+		}
+		a.session.measured.declared(m.Iteration, now)
 		a.step(engine.Event{Kind: engine.Ready, Rank: rank, Bucket: m.Index, Iteration: m.Iteration})
 		a.cross()
 	case protocol.KindBoundary, protocol.KindOp, protocol.KindMoved:
@@ -591,8 +602,8 @@ func (a *Agent) lost(w int, cause error) {
 			a.lostDuring(x.phase, rank, cause, x.what)
 			return
 		}
-		for _, x := range a.awaits {
-			if x != nil && x.Agreement != nil && *x.Agreement >= a.agreements {
+		for h := range a.peers {
+			if x := a.peers[h].waits; x != nil && x.Agreement != nil && *x.Agreement >= a.agreements {
 				a.lostDuring(x.Phase, rank, cause, x.What)
 				return
 			}
@@ -695,7 +706,8 @@ func (a *Agent) cross() {
 			}
 		}
 	}
-	for host, w := range a.awaits {
+	for host := range a.peers {
+		w := a.peers[host].waits
 		if w == nil || w.Agreement == nil || *w.Agreement < a.agreements || w.Session != a.session.epoch {
 			continue
 		}

@@ -18,7 +18,7 @@ func FuzzWorker(f *testing.F) {
 	call := func(payload string) []byte {
 		return protocol.Message{Kind: protocol.KindCall, Payload: []byte(payload)}.Append(nil)
 	}
-	hello := []byte(`{"version": 3, "mode": "per-tensor", "boundaries": true, "world": 1, "tensors": [{"name": "w", "elements": 5, "dtype": "float32"}]}`)
+	hello := []byte(`{"version": 4, "mode": "per-tensor", "boundaries": true, "world": 1, "tensors": [{"name": "w", "elements": 5, "dtype": "float32"}]}`)
 	f.Add(protocol.Message{Kind: protocol.KindReady}.Append(nil))
 	f.Add(protocol.Message{Kind: protocol.KindGoodbye}.Append(nil))
 	f.Add(protocol.Message{Kind: protocol.KindReady, Index: 7, Iteration: 1}.Append(nil))
@@ -28,7 +28,7 @@ func FuzzWorker(f *testing.F) {
 	f.Add(call(`{"kind": "barrier"}`))
 	f.Add(call(`{"kind": "review", "report": {"iterations": 0, "times": [1]}}`))
 	f.Add(protocol.Message{Kind: protocol.KindBoundary, Iteration: 1}.Append(nil))
-	f.Add(protocol.Message{Kind: protocol.KindHello, Payload: []byte(`{"version": 3, "world": 1, "mode": "sometimes", "tensors": []}`)}.Append(nil))
+	f.Add(protocol.Message{Kind: protocol.KindHello, Payload: []byte(`{"version": 4, "world": 1, "mode": "sometimes", "tensors": []}`)}.Append(nil))
 	f.Add(protocol.Message{Kind: protocol.KindMoved}.Append(nil))
 	f.Add(append(protocol.Message{Kind: protocol.KindReady}.Append(nil), call(`{"kind": "flush"}`)...))
 	j := job.Chain("chain", []float64{1}, []float64{1}, []int64{20})

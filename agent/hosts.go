@@ -76,8 +76,7 @@ func (a *Agent) meet() {
 	if a.rails, a.hosts = rails, hosts; len(rails) > 0 {
 		a.net = rails[0]
 	}
-	a.parted, a.wanted, a.news = make([]bool, len(hosts)), make([]bool, len(hosts)), make([]uint64, len(hosts))
-	a.awaits = make([]*waits, len(hosts))
+	a.peers = make([]peer, len(hosts))
 	var told *protocol.Failed
 	var ended *rendezvous.Ended
 	switch {
@@ -176,12 +175,12 @@ func (a *Agent) hear(host int, n news, err error) bool {
 	case n.Ended != nil && n.Ended.Message != "":
 		a.fail(heard(n.Ended))
 	case n.Ended != nil:
-		a.parted[host] = true
-		if a.wanted[host] {
+		a.peers[host].parted = true
+		if a.peers[host].wanted {
 			a.lostHost(host, transport.ErrLeft)
 		}
 	case n.Waits != nil && !a.ended:
-		a.awaits[host] = n.Waits
+		a.peers[host].waits = n.Waits
 		a.cross()
 		if f := a.behind(n.Waits); f != nil && n.Waits.Long {
 			a.warn(f)
@@ -204,8 +203,8 @@ func (a *Agent) tellHost(host int, n news) {
 	} else {
 		copy(words, `{"ended": {"message": "another host has failed"}}`)
 	}
-	tag := transport.Tag{Channel: newsChannel, Op: a.news[host]}
-	a.news[host]++
+	tag := transport.Tag{Channel: newsChannel, Op: a.peers[host].news}
+	a.peers[host].news++
 	a.lastWords.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), newsTime)
 		defer cancel()
@@ -321,8 +320,8 @@ func (a *Agent) oldest() (uint64, asked) {
 // missHost ends training because another host does not do its part, as err says. If
 // it has left, it has said why before that, which is being heard.
 func (a *Agent) missHost(host int, err error) {
-	if errors.Is(err, transport.ErrLeft) && !a.parted[host] {
-		a.wanted[host] = true
+	if errors.Is(err, transport.ErrLeft) && !a.peers[host].parted {
+		a.peers[host].wanted = true
 		return
 	}
 	a.lostHost(host, err)
@@ -334,7 +333,7 @@ func (a *Agent) lostHost(host int, cause error) {
 		return
 	}
 	rank := a.first(host)
-	if a.parted[host] {
+	if a.peers[host].parted {
 		a.failf(rank, "rank %d has ended its training and rank %d goes on: give every rank the same number of iterations", rank, a.Ranks[0])
 		return
 	}

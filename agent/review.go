@@ -19,6 +19,7 @@ type Review struct {
 	// After so many iterations of a model, which begins in plain buckets, workers first
 	// report. Of these, Profile, before the last one, are measured op by op.
 	After, Profile int
+	Descent        bool // of those before these, they tell how the loss falls
 	// Take gets what all hosts know, and says what is next. It is called on host 0, once a
 	// review, and may take its time: the workers wait. The other hosts are told.
 	Take func(Reviewed) (Decided, error)
@@ -116,6 +117,7 @@ type measured struct {
 // reviewing is what reviews have decided of the session that begins next.
 type reviewing struct {
 	after, profile int  // of its first review: as in Review; after 0: there is none
+	descent        bool // as in Review
 	asked          bool // for the next hello, which is of the same model
 	reviewed       bool // that model has been
 }
@@ -127,7 +129,7 @@ func (a *Agent) resume() {
 		return
 	}
 	if !a.reviewing.asked {
-		a.Schedule, a.reviewing = nil, reviewing{after: a.Review.After, profile: a.Review.Profile}
+		a.Schedule, a.reviewing = nil, reviewing{after: a.Review.After, profile: a.Review.Profile, descent: a.Review.Descent}
 	}
 	a.reviewing.asked = false
 }
@@ -137,7 +139,7 @@ func (r *reviewing) begin(l *layout) *measured {
 	if r.after == 0 || len(l.job.Tensors) == 0 {
 		return nil
 	}
-	l.welcome.Review, l.welcome.Profile = r.after, r.profile
+	l.welcome.Review, l.welcome.Profile, l.welcome.Descent = r.after, r.profile, r.descent && r.profile > 0
 	m := &measured{first: r.after - 1 - r.profile, last: r.after - 1}
 	for b := range l.plan.Buckets {
 		m.bytes = append(m.bytes, l.plan.Buckets[b].Bytes(l.job))
@@ -237,7 +239,7 @@ func (a *Agent) review(c *call, reports []profile.Report) {
 	}, func() {
 		if d.Change {
 			a.Schedule = d.Schedule
-			a.reviewing = reviewing{after: d.Review, profile: d.Profile, asked: true, reviewed: true}
+			a.reviewing = reviewing{after: d.Review, profile: d.Profile, descent: a.Review.Descent, asked: true, reviewed: true}
 		}
 		answer, err := protocol.Message{Kind: protocol.KindReturned, Index: c.index}.With(d.Decision)
 		if err != nil {

@@ -33,6 +33,8 @@ type session struct {
 	flushing int // the call
 
 	measured *measured // nil: nobody reviews
+	pace     *pace     // nil: it moves nothing
+	marks    []mark    // by worker, the last one
 
 	links    []Link                  // by program of the plan; nil: one host
 	programs [][]*collective.Program // by link and transfer; nil: one host
@@ -56,7 +58,7 @@ func (a *Agent) newSession(l *layout) (*session, error) {
 	if err := enough(len(a.Ranks)+1, size); err != nil {
 		return nil, err
 	}
-	s := &session{layout: l, engine: e, epoch: a.agreements, measured: m, moving: map[int]time.Time{}}
+	s := &session{layout: l, engine: e, epoch: a.agreements, measured: m, moving: map[int]time.Time{}, marks: slices.Repeat([]mark{{iteration: -1}}, len(a.Ranks))}
 	if !a.alone() {
 		if s.links, err = a.links(l); err != nil {
 			return nil, err
@@ -171,6 +173,7 @@ func (a *Agent) begin(first *protocol.Hello) {
 		return
 	}
 	a.session.hello = *first
+	a.session.pace = a.pace(l)
 	if l.given != nil {
 		a.plan = l.plan
 	}

@@ -44,7 +44,7 @@ type Measured struct {
 // time. The result is that of host 0, and nil elsewhere. progress, if not nil, is told
 // what is done.
 func Measure(ctx context.Context, e transport.Endpoint, progress func(done, total int)) (*Measured, error) {
-	return measure(ctx, e, effort{Kinds, Sizes, perSize, tooLong}, progress)
+	return measure(ctx, e, effort{Kinds, Sizes, perSize, tooLong, 0.5}, progress)
 }
 
 // effort is what to measure, and how long.
@@ -52,6 +52,7 @@ type effort struct {
 	kinds            []cluster.Kind
 	sizes            []int64
 	perSize, tooLong time.Duration // as the constants
+	quantile         float64       // of the times, which is taken
 }
 
 func measure(ctx context.Context, e transport.Endpoint, f effort, progress func(done, total int)) (*Measured, error) {
@@ -73,7 +74,7 @@ func measure(ctx context.Context, e transport.Endpoint, f effort, progress func(
 			if err != nil {
 				return err
 			}
-			t, last, err := m.median(run)
+			t, last, err := m.typical(run)
 			if err != nil {
 				return err
 			}
@@ -108,9 +109,9 @@ type measurement struct {
 	op      uint64
 }
 
-// median runs something often enough to tell how long it takes, and whether it is
+// typical runs something often enough to tell how long it takes, and whether it is
 // the longest that is to be.
-func (m *measurement) median(run func(n int) ([]time.Duration, error)) (t time.Duration, last bool, err error) {
+func (m *measurement) typical(run func(n int) ([]time.Duration, error)) (t time.Duration, last bool, err error) {
 	if _, err := run(1); err != nil { // touches memory
 		return 0, false, err
 	}
@@ -130,7 +131,7 @@ func (m *measurement) median(run func(n int) ([]time.Duration, error)) (t time.D
 		return 0, false, err
 	}
 	slices.Sort(times)
-	return times[n/2], last, nil
+	return times[int(m.quantile*float64(n))], last, nil
 }
 
 // ring measures a collective.

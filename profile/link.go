@@ -220,8 +220,8 @@ func (m *Measured) join(c *cluster.Cluster, r *C10D) error {
 }
 
 // beside adds the links of further rails. No transfer of a training has less latency than a
-// message on an idle rail, though a line through few and disturbed times may say so. What transfers of a training take more than
-// messages on an idle rail, they take on each.
+// message on an idle rail, nor more bandwidth, though a line through few and disturbed times may say so. What transfers of a training
+// take more than messages on an idle rail, they take on each.
 func beside(c *cluster.Cluster, rails []cluster.Link) {
 	if len(rails) == 0 {
 		return
@@ -232,7 +232,7 @@ func beside(c *cluster.Cluster, rails []cluster.Link) {
 		return
 	}
 	net.Name, net.Medium = idle.Name, idle.Medium
-	more, share := net.Latency-idle.Latency, net.Bandwidth/idle.Bandwidth
+	more, share := net.Latency-idle.Latency, min(1, net.Bandwidth/idle.Bandwidth)
 	for _, l := range rails[1:] {
 		l.Latency += more
 		l.Bandwidth = math.Round(l.Bandwidth * share)

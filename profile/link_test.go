@@ -145,6 +145,11 @@ func TestFurtherRails(t *testing.T) {
 			t.Errorf("%+v, want %+v on net", x, want)
 		}
 	}
+	// An idle rail that was disturbed, half as fast as in the training, does not make the other one faster.
+	got, _, err = Cluster(hosts, []cluster.Link{{Name: "net", Latency: 20, Bandwidth: 4e8}, {Name: "rail1", Latency: 30, Bandwidth: 5e8}})
+	if err != nil || got.Links[1].Bandwidth != 5e8 {
+		t.Error(got, err)
+	}
 	alone, _, err := Cluster(hosts, nil)
 	if err != nil || len(alone.Links) != 1 {
 		t.Error(alone, err)

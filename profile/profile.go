@@ -33,6 +33,8 @@ type Report struct {
 	Iteration  float64 `json:"iteration,omitzero"`
 	Waited     float64 `json:"waited,omitzero"`
 	Overlapped float64 `json:"overlapped,omitzero"`
+	// Descent is of iterations before those that are measured; nil: not asked for, or not known.
+	Descent *Descent `json:"descent,omitzero"`
 	// C10D is what torch.distributed takes; nil: it is not used.
 	C10D *C10D `json:"c10d,omitzero"`
 	// Times are how long all iterations took since the report before this one, but for the

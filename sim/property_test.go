@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"reflect"
-	"slices"
 	"testing"
 
 	"weft/bound"
@@ -27,11 +26,9 @@ import (
 // in an iteration, in microseconds.
 func slack(j *job.Job) float64 { return 0.002 * float64(len(j.Ops)+4*len(j.Tensors)+1) }
 
-// policies are all that a property is asked of. The search over all of them only
-// repeats their plans, at many times the cost.
-func policies() []policy.Policy {
-	return slices.DeleteFunc(all.Policies(), func(p policy.Policy) bool { return p.Name == "auto" })
-}
+// policies are all that a property is asked of. The search over them only repeats
+// their plans, at many times the cost.
+func policies() []policy.Policy { return all.Searched() }
 
 // simulate returns nil where the policy does not suit the job.
 func simulate(t *rapid.T, j *job.Job, c *cluster.Cluster, p policy.Policy, o policy.Options, so sim.Options) *sim.Result {

@@ -65,6 +65,7 @@ var calls = sync.Pool{New: func() any { return &call{done: make(chan error, 1)} 
 type conn struct {
 	p    *peer
 	c    net.Conn
+	s    stream // c
 	r    frameReader
 	ends atomic.Int32 // of its two goroutines, how many have ended
 
@@ -73,16 +74,34 @@ type conn struct {
 	bye     bool      // a goodbye is in the queue, or has been
 	more    sync.Cond // there is something to write, or the peer is lost
 	writing bool      // the writer is at it
-	attempt *attempt  // nil: the connection has none
-	short   []byte    // for the frame of an attempt: a header, and data as far as there is room
+	short   []byte    // for the frame of a try: a header, and data as far as there is room
 	rest    []byte    // what the last one has left to write, before the queue
 
 	// The writer's own.
 	batch []outgoing
 	heads [maxBatch][headerSize]byte
 	parts [1 + 2*maxBatch][]byte
-	bufs  net.Buffers
 }
+
+// stream is how bytes go through a connection.
+type stream interface {
+	io.Reader
+	// writeAll writes what is in the buffers, one after the other.
+	writeAll([][]byte) error
+	// tryWrite is how many bytes of b the system has taken without waiting; 0 after an error too.
+	tryWrite(b []byte) int
+}
+
+// plain is a connection as package net has it, which never tries.
+type plain struct{ net.Conn }
+
+func (p plain) writeAll(bufs [][]byte) error {
+	all := net.Buffers(bufs)
+	_, err := all.WriteTo(p.Conn)
+	return err
+}
+
+func (plain) tryWrite([]byte) int { return 0 }
 
 // outgoing is a frame to write.
 type outgoing struct {
@@ -111,9 +130,10 @@ func newPeer(rank int, epoch uint64, sum bool, conns []net.Conn) *peer {
 		if i == 0 {
 			size = 8 << 10 // saves calls of read, where messages are small
 		}
-		cn := &conn{p: p, c: c, r: frameReader{r: bufio.NewReaderSize(c, size), epoch: epoch}}
+		s := newStream(c)
+		cn := &conn{p: p, c: c, s: s, r: frameReader{r: bufio.NewReaderSize(s, size), epoch: epoch}}
 		cn.more.L = &p.mu
-		if cn.attempt = newAttempt(c); i > 0 {
+		if i > 0 {
 			cn.r.wake = newWake(c)
 			cn.short = make([]byte, headerSize)
 		} else {
@@ -162,13 +182,13 @@ func (c *conn) enqueue(o outgoing) {
 // takes it without waiting: that saves waking the writer. What the system takes
 // only a part of, the writer ends. Errors are left to the writer to find.
 func (c *conn) try(o *outgoing) bool {
-	if c.attempt == nil || c.writing || len(c.rest) > 0 || len(c.queue) > 0 || c.bye || headerSize+len(o.data) > len(c.short) {
+	if c.writing || len(c.rest) > 0 || len(c.queue) > 0 || c.bye || headerSize+len(o.data) > len(c.short) {
 		return false
 	}
 	o.f.room = uint32(c.p.owed)
 	o.f.encode((*[headerSize]byte)(c.short), c.r.epoch, o.data)
 	whole := c.short[:headerSize+copy(c.short[headerSize:], o.data)]
-	n := c.attempt.write(whole)
+	n := c.s.tryWrite(whole)
 	if n == 0 {
 		return false
 	}
@@ -419,19 +439,14 @@ func (p *peer) close(deadline time.Time) bool {
 func (c *conn) write() {
 	defer c.ended()
 	for c.take() {
-		c.bufs = c.parts[:0]
-		if len(c.rest) > 0 {
-			c.bufs = append(c.bufs, c.rest)
-		}
+		bufs := append(c.parts[:0], c.rest)
 		for i := range c.batch {
 			o := &c.batch[i]
 			o.f.encode(&c.heads[i], c.r.epoch, o.data)
-			c.bufs = append(c.bufs, c.heads[i][:])
-			if len(o.data) > 0 {
-				c.bufs = append(c.bufs, o.data)
-			}
+			bufs = append(bufs, c.heads[i][:], o.data)
 		}
-		_, err := c.bufs.WriteTo(c.c)
+		err := c.s.writeAll(bufs)
+		clear(bufs)
 		if err != nil {
 			c.p.mu.Lock()
 			c.p.lose(err)

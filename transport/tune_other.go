@@ -15,9 +15,4 @@ func newWake(net.Conn) *wake { return nil }
 
 func (*wake) at(int) {}
 
-// attempt would write to a connection without waiting.
-type attempt struct{}
-
-func newAttempt(net.Conn) *attempt { return nil }
-
-func (*attempt) write([]byte) int { return 0 }
+func newStream(c net.Conn) stream { return plain{c} }

@@ -103,7 +103,7 @@ func playDelayed(t *testing.T, p policy.Policy, limits plan.Limits, change func(
 			t.Fatalf("review %d iterations after the hello, and the last was after %d", at, last)
 		}
 	}
-	return ran, strings.Join(c.Found(), "\n")
+	return ran, strings.Join(c.Found(nil), "\n")
 }
 
 func TestKeeps(t *testing.T) {
@@ -159,6 +159,61 @@ func TestDelays(t *testing.T) {
 		ran, told := playDelayed(t, deft.DeFT, plan.DelayLimits(1), change, 1e8, 8000, 9000, 3)
 		if !slices.Equal(ran, []string{"plain 6", "plain 10", "plain 20"}) || strings.Count(told, want) != 1 {
 			t.Errorf("ran %q, told %q", ran, told)
+		}
+	}
+}
+
+// Rails that were measured are planned for, by a policy that is spread and by the best of
+// all; torch.distributed, whose order of additions is another, is not.
+func TestRails(t *testing.T) {
+	for _, p := range []policy.Policy{dear.DeAR, {}} {
+		r := reviewed(t, 1e8, []float64{9000})
+		r.Links = []cluster.Link{{Name: "net", Latency: 50, Bandwidth: 1e8}, {Name: "rail1", Latency: 50, Bandwidth: 5e7}}
+		r.Hosts[0].Reports[0].C10D = &profile.C10D{Points: []profile.Sized{{Bytes: 1e5, Time: 100}, {Bytes: 1e6, Time: 1000}}, Alone: 1000, Together: 1000, Shared: 2000}
+		c := &Choice{Policy: p, Options: policy.Options{Spread: p.Build != nil}, Among: []policy.Policy{fusion.DDP, dear.DeAR}}
+		m, err := c.make(&r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var used []string
+		for _, x := range m.Plan.Programs {
+			if len(x.Transfers) > 0 {
+				used = append(used, x.Link)
+			}
+		}
+		if want := []string{"net", "rail1"}; !slices.Equal(used, want) || len(m.Costs) != 2 {
+			t.Errorf("policy %q uses links %q, of %v, want %q", p.Name, used, m.Costs, want)
+		}
+	}
+}
+
+// A plan with fewer updates is taken if the loss hardly falls, or nobody knows how it does:
+// where a step takes half of it off, the preserver vetoes all but an update an iteration.
+func TestPreserver(t *testing.T) {
+	const bandwidth = 5e7
+	for _, x := range []struct {
+		drift float64 // of a loss of 1; 0: not known
+		rare  bool    // fewer updates than iterations
+		want  string
+	}{
+		{0, true, "what delay costs in convergence is not judged: some rank's loss is not known"},
+		{1e-4, true, "convergence: the loss expected after 1 updates in "},
+		{0.2, false, "would be faster ("},
+	} {
+		r := reviewed(t, bandwidth, []float64{9000})
+		for _, h := range r.Hosts {
+			if x.drift > 0 {
+				h.Reports[0].Descent = &profile.Descent{Losses: []float64{1}, Drifts: []float64{x.drift}}
+			}
+		}
+		c := &Choice{Options: policy.Options{Limits: plan.DelayLimits(1)}, Among: []policy.Policy{fusion.DDP, dear.DeAR, deft.DeFT}}
+		m, err := c.make(&r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		told := strings.Join(c.found, "\n")
+		if rare := m.Plan.UpdateRate < 1; rare != x.rare || !strings.Contains(told, x.want) || strings.Contains(told, "vetoes") == x.rare {
+			t.Errorf("drift %v: update rate %v, told %q", x.drift, m.Plan.UpdateRate, told)
 		}
 	}
 }

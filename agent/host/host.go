@@ -4,7 +4,6 @@ package host
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -18,6 +17,7 @@ import (
 	"time"
 
 	"weft/agent"
+	"weft/agent/choice"
 	"weft/agent/rendezvous"
 	"weft/collective"
 	"weft/launch"
@@ -40,6 +40,9 @@ type Config struct {
 	Schedule *agent.Schedule
 	// Review is as in [agent.Config].
 	Review *agent.Review
+	// Tell, if set, tells the user of the training: which plan of a schedule was executed, nil if none was, and what all
+	// plans took. It is called on host 0, after the training, and whenever somebody asks by SIGUSR1.
+	Tell func(executed *plan.Plan, ran []agent.Ran, asked bool)
 	// Out and Err get what workers print, Err also warnings.
 	Out, Err io.Writer
 }
@@ -114,10 +117,17 @@ func ParseRails(s string) ([]string, error) {
 
 func (c *Config) warn(text string) { fmt.Fprintln(c.Err, "weft: warning:", text) }
 
-// note tells the user, once, which plan was executed, unless reviews choose it.
-func (c *Config) note(a *agent.Agent) {
-	if p := a.Plan(); p != nil && c.First == 0 && c.Review == nil {
-		fmt.Fprintf(c.Err, "weft: plan %s, policy %s, delay %d\n", p.Digest(), cmp.Or(p.Policy, "unknown"), p.MaxDelay)
+// tell tells the user of the training.
+func (c *Config) tell(a *agent.Agent, asked bool) {
+	p := a.Plan()
+	switch {
+	case c.First > 0:
+	case c.Tell != nil:
+		c.Tell(p, a.Ran(), asked)
+	case p != nil:
+		for _, line := range choice.Given(p, nil, a.Ran()) {
+			fmt.Fprintln(c.Err, "weft:", line)
+		}
 	}
 }
 

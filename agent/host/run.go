@@ -55,21 +55,29 @@ func Run(ctx context.Context, c Config, command []string) (err error) {
 		a.Fail(fmt.Errorf("rank %d: %w", c.First, err))
 		return err
 	}
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, syscall.SIGUSR1)
+	defer signal.Stop(asked)
 	var watching sync.WaitGroup
 	ended := make(chan struct{})
 	watching.Go(func() {
-		select {
-		case <-ended:
-		case <-a.Done():
-			if a.Err() != nil {
-				g.Stop()
+		for done := a.Done(); ; {
+			select {
+			case <-ended:
+				return
+			case <-asked:
+				c.tell(a, true)
+			case <-done:
+				if done = nil; a.Err() != nil {
+					g.Stop()
+				}
 			}
 		}
 	})
 	failed := g.Wait()
 	close(ended)
 	watching.Wait()
-	c.note(a)
+	c.tell(a, false)
 	return cmp.Or(outcome(ctx, failed, a.Err()), g.Unwritten())
 }
 

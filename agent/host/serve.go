@@ -64,7 +64,7 @@ func Serve(ctx context.Context, c Config, dir string, stdin, stdout *os.File) er
 		case <-time.After(lateness):
 		}
 	}
-	c.note(a)
+	c.tell(a, false)
 	a.Close()
 	stdin.Close()
 	waiting.Wait()

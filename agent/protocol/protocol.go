@@ -16,7 +16,7 @@ import (
 )
 
 // Version of the protocol.
-const Version = 3
+const Version = 4
 
 // MaxPayload bounds what one message carries, bytes.
 const MaxPayload = 64 << 20
@@ -122,9 +122,11 @@ type Welcome struct {
 	// torch.distributed.
 	C10D bool `json:"c10d,omitzero"`
 	// Review is after how many iterations the worker makes a call of this kind; 0: never.
-	// The Profile iterations before the last one are to be measured op by op.
-	Review  int `json:"review,omitzero"`
-	Profile int `json:"profile,omitzero"`
+	// The Profile iterations before the last one are to be measured op by op; with Descent,
+	// of those before them it tells how the loss falls.
+	Review  int  `json:"review,omitzero"`
+	Profile int  `json:"profile,omitzero"`
+	Descent bool `json:"descent,omitzero"`
 }
 
 // Place is where a bucket lies for the generation that ends in an iteration.

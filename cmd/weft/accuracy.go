@@ -24,7 +24,7 @@ hyper-parameters and number of steps. It tells the score of each schedule, and
 after how long it was as good as the first schedule is at the end.
 
 cnn and resnet18 learn MNIST, whose four files, gzipped, lie in --mnist; gpt learns
-Go source, from --text, as /usr/local/go/src. Cnn is trained from 5 seeds, gpt from 3.
+Go source, from --text, as /usr/local/go/src. They are trained from 5 seeds, gpt from 3.
 
 All files lie in the directory --out. Trainings whose results lie there are not run
 again, so a study that was interrupted goes on where it was.`,
@@ -39,7 +39,7 @@ again, so a study that was interrupted goes on where it was.`,
 	text := fs.String("text", "", "`directory` of Go source")
 	fs.Float64Var(&config.Coverage, "coverage", 1, "coverage `rate`, of which the lines' rate follows")
 	schedules := fs.StringSlice("schedules", []string{live.DDP, "caramel", "deft:1"}, "what to compare; the first is what the others are compared with")
-	fs.IntVar(&config.Seeds, "seeds", 0, "trainings of each schedule (default: 5 of cnn, 3 of gpt)")
+	fs.IntVar(&config.Seeds, "seeds", 0, "trainings of each schedule (default: 5; of gpt 3)")
 	fs.IntVar(&config.Steps, "steps", 0, "steps of each (default: as examples/learn.py has it)")
 	fs.IntVar(&config.Hosts, "hosts", 2, "workers, each on a host of its own")
 	fs.StringVar(&config.Python, "python", "python3", "a `program`: python with torch")

@@ -21,6 +21,7 @@ import (
 	"weft/internal/view"
 	"weft/job"
 	"weft/profile"
+	"weft/sim"
 )
 
 const (
@@ -110,7 +111,10 @@ func takeProfile(ctx context.Context, c *cli.Console, name, out, on string, r ag
 	x.Cluster, x.Transfers, err = profile.Cluster(r.Hosts, r.Links)
 	if err == nil {
 		files = append(files, output{on, func(w io.Writer) error { return cluster.Write(w, x.Cluster) }})
-		x.Predicted, err = choice.Predict(ctx, x.Job, x.Cluster, r.Plan)
+		var simulated *sim.Result
+		if simulated, err = choice.Predict(ctx, x.Job, x.Cluster, r.Plan); err == nil {
+			x.Predicted = simulated.Time
+		}
 	}
 	if err != nil {
 		x.Notes = append(x.Notes, fmt.Sprintf("nothing can be said of communication: %v", err))

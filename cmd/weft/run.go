@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"strconv"
@@ -12,9 +13,14 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"weft/agent"
+	"weft/agent/choice"
 	"weft/agent/host"
 	"weft/internal/cli"
+	"weft/internal/view"
 	"weft/launch"
+	"weft/plan"
+	"weft/sim"
 )
 
 // Bounds of --workers and --nodes.
@@ -63,6 +69,7 @@ a signal) is that of weft run.`,
 	training := newTraining(cmd)
 	var given planned
 	given.register(cmd)
+	report := cmd.Flags().String("report", "", "`file` to which host 0 writes what plans took, as JSON, at the end and on SIGUSR1")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		o, err := training.config(cmd, c)
 		if err != nil {
@@ -81,16 +88,45 @@ a signal) is that of weft run.`,
 		if chosen != nil {
 			o.Review = chosen.Review()
 		}
-		orderly.Store(true)
-		err = host.Run(cmd.Context(), o, args)
-		if chosen != nil && o.First == 0 {
-			for _, line := range chosen.Found() {
+		var unwritten error
+		o.Tell = func(executed *plan.Plan, ran []agent.Ran, asked bool) {
+			lines := found(chosen, executed, given.predicted, ran, asked)
+			for _, line := range lines {
 				fmt.Fprintln(c.Err, "weft:", line)
 			}
+			if *report != "" {
+				predicted := func(r *agent.Ran) *sim.Result {
+					switch {
+					case chosen != nil:
+						return chosen.Predicted(r)
+					case r.Plain:
+						return nil
+					}
+					return given.predicted
+				}
+				unwritten = c.WriteFile(cmd.Context(), *report, func(w io.Writer) error {
+					return (&cli.Console{Out: w}).Print(view.Run(ran, predicted, lines), true)
+				})
+			}
 		}
-		return passed(err)
+		orderly.Store(true)
+		return cmp.Or(passed(host.Run(cmd.Context(), o, args)), unwritten)
 	}
 	return cmd
+}
+
+// found is what there is to tell of a training, a line each.
+func found(chosen *choice.Choice, executed *plan.Plan, predicted *sim.Result, ran []agent.Ran, asked bool) (lines []string) {
+	switch {
+	case chosen != nil:
+		lines = chosen.Found(ran)
+	case executed != nil:
+		lines = choice.Given(executed, predicted, ran)
+	}
+	if len(lines) == 0 && asked {
+		lines = append(choice.Plain(ran), "nothing has been decided yet")[:1]
+	}
+	return lines
 }
 
 // training is the flags of commands that run one.

@@ -19,6 +19,7 @@ import (
 	"weft/policy"
 	"weft/policy/all"
 	"weft/policy/fusion"
+	"weft/sim"
 )
 
 // planned are the flags of weft run that give it a plan: a file, or how to make one of a
@@ -30,6 +31,7 @@ type planned struct {
 	network   *pflag.FlagSet // all flags of inputs, of which weft run has those about links
 	building  *pflag.FlagSet // those that are for --policy alone
 	limits    *pflag.FlagSet // those that are for a plan of either kind
+	predicted *sim.Result    // of the plan that was made of a job; nil: there is none
 }
 
 func (x *planned) register(cmd *cobra.Command) {
@@ -113,8 +115,7 @@ func (x *planned) choice(name string, p launch.Place) (*choice.Choice, error) {
 	if x.file != "" || x.job != "" || p.World == 1 || plain {
 		return nil, nil
 	}
-	c := &choice.Choice{Name: name, Among: all.Policies(), Options: x.making.Options, Pilot: pilot.Default}
-	c.Among = c.Among[:len(c.Among)-1] // all but the search over them
+	c := &choice.Choice{Name: name, Among: all.Searched(), Options: x.making.Options, Pilot: pilot.Default}
 	c.Options.Limits = x.making.Limits(x.limits, 0)
 	if x.making.Policy != "" && x.making.Policy != "auto" {
 		var err error
@@ -162,6 +163,9 @@ func (x *planned) schedule(ctx context.Context, c *cli.Console, p launch.Place) 
 	made, err := x.making.Build(ctx, c, x.limits, &x.inputs, j, on)
 	if err == nil {
 		err = plan.Check(made, j, x.making.Options.Limits).Err()
+	}
+	if err == nil {
+		x.predicted, err = sim.Run(ctx, j, on, made, sim.Options{})
 	}
 	s := &agent.Schedule{Plan: made, Job: j, Limits: x.making.Limits(x.limits, 0), Costs: on.Links}
 	s.Limits.MaxMemory = 0 // of which the job knows more than workers say

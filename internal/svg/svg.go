@@ -58,12 +58,11 @@ var paints = []Paint{
 	{"dim", "fill", "#59636e", "#9198a1"},
 	{"rule", "stroke", "#e4e8ec", "#2a3038"},
 	{"axis", "stroke", "#8c959f", "#6e7681"},
-	{"mark", "stroke", "#1f2328", "#e6edf3"},
 }
 
 const rules = `text{font:12px system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif}` +
 	`.title{font-size:15px;font-weight:600}.small{font-size:10px}.mid{text-anchor:middle}.end{text-anchor:end}` +
-	`.line{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}.thin{stroke-width:1}.bold{stroke-width:2}` +
+	`.line{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}.thin{stroke-width:1}` +
 	`.dash{stroke-dasharray:6 4}.dots{stroke-dasharray:1.5 4}`
 
 // Rect draws a rectangle; round is the radius of its corners. Tip is what a

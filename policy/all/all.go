@@ -3,6 +3,7 @@ package all
 
 import (
 	"fmt"
+	"slices"
 
 	"weft/internal/fault"
 	"weft/internal/near"
@@ -41,10 +42,11 @@ var policies = []policy.Policy{
 	server.DynaComm,
 }
 
-// Policies lists every policy, plainest first, and last the search over the rest.
-func Policies() []policy.Policy {
-	return append(policies[:len(policies):len(policies)], auto.New(policies))
-}
+// Searched lists what the search tries, plainest first.
+func Searched() []policy.Policy { return slices.Clone(policies) }
+
+// Policies lists every policy: those that are searched, and last the search.
+func Policies() []policy.Policy { return append(Searched(), auto.New(policies)) }
 
 // Lookup finds a policy by name.
 func Lookup(name string) (policy.Policy, error) {

@@ -24,7 +24,7 @@ type Options struct {
 	// Statistics of the training tell the loss that a schedule is expected to
 	// cost; nil: no preserver.
 	Statistics *Statistics
-	// Tolerance is how far the ratio of expected losses may be from 1; 0: 0.01.
+	// Tolerance is how far the ratio of expected losses may be from 1; 0: [Tolerance].
 	Tolerance float64
 }
 
@@ -33,7 +33,7 @@ var DeFT = New(Options{})
 
 // New is the policy under the given options.
 func New(o Options) policy.Policy {
-	o.Tolerance = cmp.Or(o.Tolerance, 0.01)
+	o.Tolerance = cmp.Or(o.Tolerance, Tolerance)
 	return policy.Policy{
 		Name:  "deft",
 		Title: "DeFT: delayed updates, knapsacks over passes and links (reconstruction)",

@@ -65,6 +65,14 @@ func (s *Statistics) Ratio(lengths []int) float64 {
 	return got / base
 }
 
+// Tolerance is how far the ratio of expected losses may be from 1, if nobody says.
+const Tolerance = 0.01
+
+// Accepts reports whether the preserver lets generations of these lengths be.
+func (s *Statistics) Accepts(lengths []int, tolerance float64) bool {
+	return math.Abs(s.Ratio(lengths)-1) <= tolerance
+}
+
 // Drifts is the momentum form of mu: of successive gradients, the product of
 // each with the velocity v = momentum·v + gradient.
 func Drifts(momentum float64, gradients [][]float64) []float64 {

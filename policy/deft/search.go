@@ -158,7 +158,7 @@ func (s *search) try(ctx context.Context, x *shape, r rule) error {
 func (s *search) met(x *solution) bool {
 	delay, staleness := x.delay()
 	return delay <= s.limits.MaxDelay && staleness <= s.limits.MaxStaleness && x.rate() >= s.limits.MinUpdateRate-rounding &&
-		(s.Statistics == nil || math.Abs(s.Statistics.Ratio(x.lengths())-1) <= s.Tolerance)
+		(s.Statistics == nil || s.Statistics.Accepts(x.lengths(), s.Tolerance))
 }
 
 // perfect: as far as the profile tells, nothing is preferred to it.

@@ -1,11 +1,14 @@
 """A training under a plan that delays updates, and what it must come to, in one process. Run as one rank: delayed.py PLAN OUT.
-delayed.py PLAN flush: rank 1 is killed in a flush.
+delayed.py PLAN flush: rank 1 is killed in a flush. delayed.py PLAN killed: between two updates.
+delayed.py PLAN save OUT: saves a checkpoint after several iterations. delayed.py PLAN resume OUT: goes on from each, and must come
+to the same. delayed.py PLAN other OUT: does so under another plan, which applies at once what was outstanding.
 
 The oracle knows the plan's generations and updates, both ranks' batches, and when the training flushed.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -20,13 +23,17 @@ import weft.torch as weft
 
 RANK = int(os.environ.get("RANK", "0"))
 WORLD, STEPS, FLUSH = 2, 11, 6  # FLUSH: after so many iterations
+LOADED = (2, 9)  # before these iterations, states are loaded
+SAVED = (1, 4, 5, 6)  # after so many iterations, a checkpoint
 # An optimizer, and what else wrap is told.
 OPTIMIZERS: Dict[str, Tuple[Any, Dict[str, Any]]] = {
     "sgd": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01), {}),
     "adamw": (lambda p: torch.optim.AdamW(p, lr=0.01), {}),
     "clipped": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), {"clip_norm": 0.3}),
     "sums": (lambda p: torch.optim.SGD(p, lr=0.1), {"generations": "sum"}),
+    "by updates": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), {}),
 }
+CLOCKED = "by updates"  # its learning rate counts updates, not iterations
 
 
 class Model(nn.Sequential):
@@ -55,9 +62,9 @@ def state(model: nn.Module) -> List[torch.Tensor]:
     return [p.detach().clone() for p in model.parameters()]
 
 
-def oracle(plan: Dict[str, Any], optimizer_of: Any, clip_norm: float = 0.0, generations: str = "mean") -> List[List[torch.Tensor]]:
+def oracle(plan: Dict[str, Any], optimizer_of: Any, clip_norm: float = 0.0, generations: str = "mean", clocked: bool = False, model_of: Any = Model, batches: Any = batches) -> List[List[torch.Tensor]]:
     """The weights after every iteration, after the flush, and at the end."""
-    model = Model()
+    model = model_of()
     parameters = list(model.parameters())
     optimizer = optimizer_of(parameters)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
@@ -90,8 +97,10 @@ def oracle(plan: Dict[str, Any], optimizer_of: Any, clip_norm: float = 0.0, gene
     def empty() -> List[List[Any]]:
         return [[None] * len(parameters) for _ in range(WORLD)]
 
-    sums, gathered = empty(), 0
+    sums, gathered, updates = empty(), 0, 0
     for n in range(STEPS):
+        while clocked and scheduler.last_epoch < updates:
+            scheduler.step()
         i = n - since
         for r in range(WORLD):
             grads = torch.autograd.grad(model.loss(*data[n][r], n, r), parameters, allow_unused=True)
@@ -103,7 +112,7 @@ def oracle(plan: Dict[str, Any], optimizer_of: Any, clip_norm: float = 0.0, gene
         lr = optimizer.param_groups[0]["lr"]
         if gathered == lengths[g % len(lengths)]:
             closed[g] = (average(gathered), lr)
-            sums, gathered = empty(), 0
+            sums, gathered, updates = empty(), 0, updates + 1
         for u in plan["updates"]:
             periods, behind = divmod(i - u["iteration"], period)
             if behind == 0 and periods >= 0:
@@ -111,7 +120,8 @@ def oracle(plan: Dict[str, Any], optimizer_of: Any, clip_norm: float = 0.0, gene
                 grads, of = closed[g]
                 apply(grads, of)
                 closed[g] = None
-        scheduler.step()
+        if not clocked:
+            scheduler.step()
         seen.append(state(model))
         if n + 1 in (FLUSH, STEPS):
             for g in sorted(closed):
@@ -119,6 +129,7 @@ def oracle(plan: Dict[str, Any], optimizer_of: Any, clip_norm: float = 0.0, gene
                     apply(*closed[g])
             if gathered:
                 apply(average(gathered), lr)
+                updates += 1
             sums, gathered, closed, since = empty(), 0, {}, n + 1
             seen.append(state(model))
     return seen
@@ -155,6 +166,22 @@ def changed(model: nn.Module, optimizer: Any) -> None:
         optimizer = one_step(model)
 
 
+def scaled(model: nn.Module, optimizer: Any) -> None:
+    """GradScaler: an error that says so."""
+    if not hasattr(torch, "amp") or not hasattr(torch.amp, "GradScaler"):
+        return  # there is none for CPUs
+    optimizer = one_step(model)
+    scaler = torch.amp.GradScaler("cpu")
+    x, y = next(batches(RANK))
+    scaler.scale(model(x, y, 9, RANK)).backward()
+    try:
+        scaler.step(optimizer)
+    except weft.WeftError as e:
+        assert "GradScaler" in str(e) and "--max-delay 0" in str(e), e
+    else:
+        raise AssertionError("a GradScaler scaled")
+
+
 def alone(model: nn.Module, optimizer: Any) -> None:
     """One rank reads everything between two iterations. It sees what all have then, and nobody is waited for."""
     optimizer = one_step(model)
@@ -176,6 +203,18 @@ def read(model: nn.Module, optimizer: Any) -> None:
     assert reducer._delays is None  # type: ignore[union-attr]
 
 
+def two_optimizers(model: nn.Module, optimizer: Any) -> None:
+    """One of them is unknown to weft, and reads gradients after step: nothing is delayed."""
+    parameters = list(model.parameters())
+    own, other = (torch.optim.SGD(p, lr=0.1) for p in (parameters[:3], parameters[3:]))
+    weft.wrap(model, own)
+    for n in range(5):
+        train(model, own, 9)
+        other.step()
+        other.zero_grad(set_to_none=True)
+    assert same(model)
+
+
 def one_step(model: nn.Module) -> Any:
     """Wraps the model anew."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -183,7 +222,7 @@ def one_step(model: nn.Module) -> Any:
     return optimizer
 
 
-def dies() -> None:
+def dies(when: str) -> None:
     weft.init()
     model = Model()
     optimizer = one_step(model)
@@ -194,13 +233,54 @@ def dies() -> None:
 
     for _ in range(5):
         train(model, optimizer, 9)
-    if RANK == 1:
+    if RANK == 1 and when == "flush":
         weft._session.client.call = lambda **_: kill()  # type: ignore[union-attr, method-assign]
     try:
+        while when == "killed":
+            train(model, optimizer, 9, kill if RANK == 1 else lambda: None)
         weft.flush()
     except weft.WeftError:
         print("told at", time.time(), flush=True)
         raise
+
+
+def resumable(what: str, out: str) -> None:
+    weft.init()
+    for name, (optimizer_of, options) in OPTIMIZERS.items():
+        for saved in (0,) if what == "save" else SAVED:
+            model = Model()
+            optimizer = optimizer_of(model.parameters())
+            scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+            weft.wrap(model, optimizer, **options)
+            if what != "save":
+                at = torch.load(f"{out}.{name}.{saved}.{RANK}")
+                weft.load_state_dict(at["weft"])
+                scheduler.load_state_dict(at["scheduler"])
+            if what == "other":
+                want = torch.load(f"{out}.{name}.{saved}.flushed")
+            else:
+                for n, (x, y) in list(enumerate(batches(RANK)))[saved:]:
+                    if what == "save" and n in SAVED:
+                        torch.save({"weft": weft.state_dict(), "scheduler": scheduler.state_dict()}, f"{out}.{name}.{n}.{RANK}")
+                    while name == CLOCKED and scheduler.last_epoch < weft.updates():
+                        scheduler.step()
+                    optimizer.zero_grad()
+                    model(x, y, n, RANK).backward()
+                    optimizer.step()
+                    if name != CLOCKED:
+                        scheduler.step()
+                weft.flush()
+                if what == "save":
+                    torch.save(state(model), f"{out}.{name}.end.{RANK}")
+                want = torch.load(f"{out}.{name}.end.{RANK}")
+            for k, (a, b) in enumerate(zip(state(model), want)):
+                assert torch.equal(a, b), f"{name} from {saved}: parameter {k} differs by {float((a - b).abs().max())}"
+            if what == "resume":
+                weft.load_state_dict(torch.load(f"{out}.{name}.{saved}.{RANK}")["weft"])  # the optimizer has written into the other
+                weft.flush()
+                if RANK == 0:
+                    torch.save(state(model), f"{out}.{name}.{saved}.flushed")
+    print("resumed" if what == "resume" else what)
 
 
 def main(plan: Dict[str, Any], out: str) -> None:
@@ -212,27 +292,37 @@ def main(plan: Dict[str, Any], out: str) -> None:
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
         seen = []
         for n, (x, y) in enumerate(batches(weft.rank())):
+            while name == CLOCKED and scheduler.last_epoch < weft.updates():
+                scheduler.step()
+            if n in LOADED:  # what is there: nothing changes, and nothing outstanding is lost
+                model.load_state_dict(copy.deepcopy(model.state_dict()))
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
             optimizer.zero_grad(set_to_none=True)
             model(x, y, n, weft.rank()).backward()
             optimizer.step()
-            scheduler.step()
+            if name != CLOCKED:
+                scheduler.step()
             seen.append(state(model))
             if n + 1 in (FLUSH, STEPS):
                 weft.flush()
                 seen.append(state(model))
-        want = oracle(plan, optimizer_of, **options)
+        want = oracle(plan, optimizer_of, clocked=name == CLOCKED, **options)
         assert len(seen) == len(want)
         for n, (g, w) in enumerate(zip(seen, want)):
             for k, (a, b) in enumerate(zip(g, w)):
                 assert torch.equal(a, b), f"{name}: state {n}, parameter {k} differs by {float((a - b).abs().max())}"
     changed(model, optimizer)
+    scaled(model, optimizer)
     alone(model, optimizer)
     read(model, optimizer)
+    two_optimizers(model, optimizer)
     open(f"{out}.{weft.rank()}", "w").close()
 
 
-if __name__ == "__main__" and sys.argv[2] == "flush":
-    dies()
+if __name__ == "__main__" and sys.argv[2] in ("flush", "killed"):
+    dies(sys.argv[2])
+elif __name__ == "__main__" and len(sys.argv) > 3:
+    resumable(sys.argv[2], sys.argv[3])
 elif __name__ == "__main__":
     with open(sys.argv[1]) as f:
         main(json.load(f), sys.argv[2])

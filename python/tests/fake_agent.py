@@ -68,7 +68,8 @@ class FakeAgent:
             try:
                 while True:
                     length, kind, _, _, index, iteration = HEADER.unpack(f.read(HEADER.size))
-                    payload = json.loads(f.read(length)) if length else None
+                    body = f.read(length)
+                    payload = json.loads(body) if length and kind != READY else None
                     with self._lock:
                         if kind == HELLO:
                             if worker is None:
@@ -152,7 +153,7 @@ class FakeAgent:
         out = _memfd("output", total)
         self.output = mmap.mmap(out, total)
         welcome = {
-            "version": 3, "world": self.world, "digest": "sha256:fake", "policy": "ddp", "input_bytes": total, "output_bytes": total,
+            "version": 4, "world": self.world, "digest": "sha256:fake", "policy": "ddp", "input_bytes": total, "output_bytes": total,
             "call_offset": end, "call_bytes": CALL_BYTES,
             "tensors": [
                 {"offset": o, "bytes": t["elements"] * _size(t["dtype"])} for o, t in zip(self.offsets, tensors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -32,7 +33,8 @@ class Rank:
 def run(via: str, world: int, script: str, *args: str) -> List[Rank]:
     """Runs tests/SCRIPT ARGS once a rank, via "fake", "planned", "weft", "ddp", or "hosts", each of which has one rank.
 
-    Under weft, there is only one code and output for all. Waits for all of them, and kills what lasts longer than LIMIT.
+    Under weft, there is only one code and output for all. Waits for all of them, and kills what lasts longer than LIMIT: its
+    output then tells what each rank was doing.
     """
     command = [sys.executable, os.path.join(HERE, script), *args]
     if via == "weft":
@@ -90,11 +92,34 @@ def _start_all(command: List[str], world: int, env: Dict[str, str]) -> List["sub
 
 def _start(command: List[str], env: Dict[str, str]) -> "subprocess.Popen[str]":
     paths = [os.path.dirname(HERE), os.environ.get("PYTHONPATH", "")]
-    base = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(p for p in paths if p))
+    base = dict(os.environ, OMP_NUM_THREADS="1", PYTHONFAULTHANDLER="1", PYTHONPATH=os.pathsep.join(p for p in paths if p))
     out: Any = tempfile.TemporaryFile("w+")  # a pipe could fill
     process = subprocess.Popen(command, env=dict(base, **env), stdout=out, stderr=subprocess.STDOUT, text=True)
     process.stdout = out
     return process
+
+
+def _abort(process: "subprocess.Popen[str]") -> None:
+    """Has a process and those below it say what they are doing, and end: Python prints its stacks, as PYTHONFAULTHANDLER says."""
+    pids = [process.pid]
+    for pid in pids:  # which grows
+        try:
+            for task in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{task}/children") as f:
+                    pids += map(int, f.read().split())
+        except OSError:
+            pass  # it has ended
+    for pid in reversed(pids):
+        try:
+            with open(f"/proc/{pid}/comm") as f:
+                if f.read().startswith("python"):  # weft tells what they say, and then ends
+                    os.kill(pid, signal.SIGABRT)
+        except OSError:
+            pass
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        pass
 
 
 def _wait(processes: List["subprocess.Popen[str]"]) -> List[Rank]:
@@ -105,6 +130,7 @@ def _wait(processes: List["subprocess.Popen[str]"]) -> List[Rank]:
             p.wait(max(0, end - time.monotonic()))
             note = ""
         except subprocess.TimeoutExpired:
+            _abort(p)
             p.kill()
             p.wait()
             note = f"\nkilled after {LIMIT} s"

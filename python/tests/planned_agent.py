@@ -83,7 +83,7 @@ class PlannedAgent(FakeAgent):
         self.output = mmap.mmap(out, total)
         at = self._at if self.modes == {"per-tensor"} else "step"
         welcome = {
-            "version": 3, "world": self.world, "digest": "sha256:fake", "policy": "fake", "input_bytes": total, "output_bytes": total,
+            "version": 4, "world": self.world, "digest": "sha256:fake", "policy": "fake", "input_bytes": total, "output_bytes": total,
             "call_offset": self.call_offset, "call_bytes": CALL_BYTES, "tensors": [], "buckets": self.buckets, "period": 1, "ends": [0],
             "buffers": self._buffers, "buffer_bytes": self._copy_bytes, "updates": [{"generation": 0, "at": at, "iteration": 0}],
         }  # fmt: skip

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import threading
+import traceback
 from typing import Any, Callable, List
 
 from weft._session import Session
 
 from .fake_agent import FakeAgent
+from .launch import LIMIT
 
 
 def ranks(world: int, function: Callable[[Session], Any], agent: Callable[[str, int], FakeAgent] = FakeAgent) -> List[Any]:
@@ -33,7 +36,7 @@ def ranks(world: int, function: Callable[[Session], Any], agent: Callable[[str, 
             for t in threads:
                 t.start()
             for t in threads:
-                t.join(60)
+                t.join(LIMIT)
                 if t.is_alive():
-                    raise TimeoutError("a rank hangs")
+                    raise TimeoutError("a rank hangs:\n" + "".join(traceback.format_stack(sys._current_frames()[t.ident or 0])))
     return results

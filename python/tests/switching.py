@@ -1,7 +1,7 @@
 """Trains for 200 steps while plans change, and prints a digest of the weights: switching.py HOW.
 
 plain; sums: of several passes (no_sync); some: parameters that are not always used; join: workers have different numbers of
-batches; reads: gradients are clipped; slow: one rank is; dies NUMBER before|after: rank 1 is killed in a review.
+batches; reads: gradients are clipped; parts: of a loss in two parts; slow: one rank is; dies NUMBER before|after: rank 1 is killed in a review.
 """
 
 from __future__ import annotations
@@ -86,7 +86,11 @@ def main() -> None:
                 time.sleep(0.003)
             for part in range(3 if what == "sums" else 1):
                 with weft.no_sync() if what == "sums" and part < 2 else contextlib.nullcontext():
-                    model(torch.randn(4, 8, generator=data)).pow(2).mean().backward()
+                    loss = model(torch.randn(4, 8, generator=data)).pow(2).mean()
+                    if what == "parts":
+                        torch.autograd.backward([loss / 2, loss / 2])
+                    else:
+                        loss.backward()
             if what == "reads":
                 nn.utils.clip_grad_norm_(model.parameters(), 1)
             optimizer.step()

@@ -16,7 +16,7 @@ from weft._client import Bucket, Client, Slice, Tensor, Update, WeftError
 
 HELLO, WELCOME, READY, DONE, CALL, RETURNED, FAILED, GOODBYE, BOUNDARY = range(1, 10)
 GOOD: Dict[str, Any] = {
-    "version": 3, "world": 1, "digest": "sha256:x", "policy": "ddp", "input_bytes": 320, "output_bytes": 320, "call_offset": 64,
+    "version": 4, "world": 1, "digest": "sha256:x", "policy": "ddp", "input_bytes": 320, "output_bytes": 320, "call_offset": 64,
     "call_bytes": 256, "tensors": [{"offset": 0, "bytes": 12}], "buckets": [{"tensors": [0], "offset": 0, "bytes": 12}],
 }  # fmt: skip
 
@@ -95,6 +95,7 @@ class Protocol(unittest.TestCase):
             got["hello"] = header[1:], json.loads(f.read(header[0]))
             welcome(sock, GOOD)
             got["ready"] = struct.unpack("<IBBHIQ", f.read(20))
+            got["waited"] = struct.unpack("<Q", f.read(8))
             got["boundary"] = struct.unpack("<IBBHIQ", f.read(20))
             sock.sendall(message(DONE, index=0, iteration=7))
             header = struct.unpack("<IBBHIQ", f.read(20))
@@ -117,11 +118,12 @@ class Protocol(unittest.TestCase):
         self.assertEqual(header, (HELLO, 0, 0, 0, 0))
         self.assertEqual(
             {k: hello[k] for k in hello if k != "weft"},
-            {"version": 3, "rank": 0, "world": 1, "local_rank": 0, "pid": os.getpid(), "torch": "1.13.1",
+            {"version": 4, "rank": 0, "world": 1, "local_rank": 0, "pid": os.getpid(), "torch": "1.13.1",
              "bucket_bytes": 1 << 20, "first_bucket_bytes": 1 << 10, "mode": "global", "boundaries": False,
              "tensors": [{"name": "w", "elements": 3, "dtype": "float32"}]},
         )  # fmt: skip
-        self.assertEqual(got["ready"], (0, READY, 0, 0, 0, 7))
+        self.assertEqual(got["ready"], (8, READY, 0, 0, 0, 7))
+        self.assertGreater(got["waited"][0], 0)  # for the welcome, nanoseconds
         self.assertEqual(got["boundary"], (0, BOUNDARY, 0, 0, 0, 7))
         self.assertEqual(got["call"], ((CALL, 0, 0, 0, 0), {"kind": "barrier"}))
         self.assertEqual((got["goodbye"], got["end"]), ((0, GOODBYE, 0, 0, 0, 0), b""))

@@ -16,12 +16,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import weft.torch as weft
-from weft import _graph
+from weft import _graph, _graph_job
 from weft._client import Client
 from weft._guard import pending
 from weft._handover import HandOver
 
 from .fake_agent import FakeAgent
+from .launch import LIMIT
 from .planned_agent import PlannedAgent
 from .ranks import ranks
 
@@ -495,6 +496,10 @@ class Ranks(unittest.TestCase):
 
     def setUp(self) -> None:
         fresh(self)
+        # What notes the graphs of an iteration is one a process, and ranks are threads here.
+        for patch in mock.patch.object(_graph, "watcher", _graph.Watcher()), mock.patch.object(_graph_job, "watch"):
+            patch.start()
+            self.addCleanup(patch.stop)
 
     def train(
         self,
@@ -522,7 +527,7 @@ class Ranks(unittest.TestCase):
             return model
 
         # Threads cannot compile at the same time, nor call what is compiled while another compiles.
-        compiling, compiled = threading.Lock(), threading.Barrier(len(models), timeout=60)
+        compiling, compiled = threading.Lock(), threading.Barrier(len(models), timeout=LIMIT)
         results = ranks(len(models), work, agent)
         for r in results:
             if isinstance(r, Exception):

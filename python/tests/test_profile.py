@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from weft._descent import Descent
 from weft._session import Session
 
 from . import launch
@@ -48,7 +49,7 @@ def plain(m: nn.Module, step: int) -> None:
     m(torch.ones(3, 4)).sum().backward()
 
 
-def profile(m: nn.Module, step: Step = plain, after: Callable[[nn.Module], None] = lambda m: None) -> Tuple[Any, List[str]]:
+def profile(m: nn.Module, step: Step = plain, after: Callable[[nn.Module], Any] = lambda m: None) -> Tuple[Any, List[str]]:
     """The report of a training of one worker, and its tensors' names; after runs between a step's backward pass and update."""
     names = ["weft.used", *(n for n, _ in m.named_parameters())]
 
@@ -225,6 +226,13 @@ class Profile(unittest.TestCase):
         for p in m.parameters():
             self.assertIs(type(p), nn.Parameter)
 
+    def test_called_before_the_step(self) -> None:
+        """With gradients, which nobody takes: no iteration begins there."""
+        m = nn.Linear(4, 2)
+        report, names = profile(m, after=lambda m: m(torch.ones(3, 4)))
+        self.assertEqual((report["iterations"], report["kept"]), (MEASURED, MEASURED))
+        self.assertEqual(having(report, names, "gives", "weight"), ["backward weight"])
+
     def test_hooks_go(self) -> None:
         def work(session: Session) -> Any:
             reports = measured(session)
@@ -288,6 +296,33 @@ class Profile(unittest.TestCase):
             self.assertEqual(len(reports), 1)
             for x, y in zip(a, b):
                 self.assertTrue(torch.equal(x, y))
+
+
+class Descends(unittest.TestCase):
+    def test_descent(self) -> None:
+        """A step of SGD takes the learning rate times the squared norm of the gradient off the loss. Other losses do not count."""
+        w = nn.Parameter(torch.tensor([1.0, 2.0]))
+        optimizer = torch.optim.SGD([w], lr=0.25)
+        own, seen = torch.autograd.backward, Descent([w], sums=False)
+        other = nn.Parameter(torch.ones(3))
+        try:
+            for _ in range(2):
+                optimizer.zero_grad()
+                other.sum().backward()  # reaches none of ours
+                for _ in range(2):  # gradients of two passes add up: of w * w
+                    hook = w.register_hook(lambda _: seen.reached())
+                    (w * w).sum().div(2).backward()
+                    hook.remove()
+                seen.sent()
+                optimizer.step()
+                seen.stepped()
+        finally:
+            seen.stop()
+        self.assertIs(torch.autograd.backward, own)
+        # Gradients are 2 w. The first step halves w.
+        self.assertEqual(seen.report(), {"losses": [5.0, 1.25], "drifts": [0.25 * 20, 0.25 * 5], "sum": False})
+        seen._losses.append(math.nan)
+        self.assertEqual(seen.report(), {})
 
 
 @unittest.skipUnless(launch.WEFT, "needs WEFT_BINARY")

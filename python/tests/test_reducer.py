@@ -111,9 +111,8 @@ class Reducer(unittest.TestCase):
             def work(session):
                 m = networks[session.client.rank]
                 optimizer = torch.optim.AdamW(m.parameters(), lr=0.05)
-                if state and session.client.rank == 0:  # wrap gives the model to all, but not the optimizer's state
+                if state and session.client.rank == 0:  # wrap gives both to all
                     m.load_state_dict(state[0])
-                if state:
                     optimizer.load_state_dict(copy.deepcopy(state[1]))  # torch 2 keeps the tensors of steps
                 wrap(session, m, 64, optimizer)
                 for step in steps:
@@ -127,6 +126,29 @@ class Reducer(unittest.TestCase):
             for step in steps:
                 reference_step(want, optimizer, step, range(world), world)
             self.same_parameters([m for m, _ in results], want, f"{world} ranks")
+
+    def test_shared_elements(self) -> None:
+        """Refused on all ranks: only some would find that they cannot take what rank 0 has."""
+
+        def work(session):
+            m = nn.Linear(4, 2)
+            m.register_buffer("places", torch.arange(4).expand(3, 4))
+            wrap(session, m)
+
+        for e in ranks(2, work):
+            self.assertRegex(str(e), "elements of places share memory")
+
+    def test_told_once(self) -> None:
+        """Who has caught the error that another rank is lost ends in order."""
+
+        def work(session):
+            m = wrap(session, nn.Linear(4, 2))
+            if session.client.rank == 1:
+                raise ValueError("a bug")
+            with self.assertRaisesRegex(WeftError, "rank 1"):
+                m(torch.ones(1, 4)).sum().backward()
+
+        self.assertIsNone(ranks(2, work)[0])
 
     def test_join(self) -> None:
         """Of three ranks, rank 1 has one batch an epoch, rank 0 three, rank 2 four: all end with the same, momentum too."""

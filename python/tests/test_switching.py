@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import tempfile
 import unittest
+from typing import Sequence
 
 from . import launch
 
@@ -13,9 +15,9 @@ from . import launch
 OFTEN = {"WEFT_PILOT": "2,6,1,2,2,10"}
 
 
-def train(policy: str, *how: str, hosts: bool = False, delay: int = 0) -> launch.Rank:
+def train(policy: str, *how: str, hosts: bool = False, delay: int = 0, flags: Sequence[str] = ()) -> launch.Rank:
     """Runs switching.py on two workers of this host, or one each of two."""
-    run, script = [launch.WEFT, "run", "--policy", policy, *(["--max-delay", str(delay)] if delay else [])], ["--", sys.executable, "-W", "ignore", launch.os.path.join(launch.HERE, "switching.py"), *how]
+    run, script = [launch.WEFT, "run", "--policy", policy, *(["--max-delay", str(delay)] if delay else []), *flags], ["--", sys.executable, "-W", "ignore", launch.os.path.join(launch.HERE, "switching.py"), *how]
     if not hosts:
         return launch.run_command([*run, "-n", "2", *script], OFTEN)[0]
     with tempfile.TemporaryDirectory() as directory:
@@ -36,6 +38,7 @@ class Switching(unittest.TestCase):
         self.assertEqual(re.findall(r"digest (\w+)", got.output), [*want, *want], got.output)
         self.assertGreaterEqual(int(re.findall(r"switches (\d+)", got.output)[0]), 3, got.output)
         self.assertRegex(got.output, r"weft: plan sha256:\w+, policy \S+, delay 0\n(.*\n)*weft: the plan is (kept|dropped)")
+        self.assertRegex(got.output, r"weft: measured: \d+\.\d ms an iteration, \d+\.\d ms of it exposed; plain buckets \d+\.\d ms")
         self.assertNotIn("weft:", plain.output)
 
     def test_across_the_barrier(self) -> None:
@@ -53,6 +56,20 @@ class Switching(unittest.TestCase):
     def test_unused(self) -> None:
         self.check("some", "p3")
 
+    def test_report(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            file = f"{directory}/report.json"
+            got = train("dear", "plain", flags=["--report", file])
+            with open(file) as f:
+                report = json.load(f)
+        plans = report["plans"]
+        self.assertEqual({p["policy"] for p in plans}, {"ddp", "dear"}, got.output)
+        for p in plans:
+            self.assertTrue(0 <= p["exposed_us"] < p["time_us"] and p["iterations"] > 0, p)
+        self.assertTrue(any(p["predicted_us"] for p in plans), plans)
+        self.assertRegex(report["notes"][-1], "^measured: ")
+        self.assertEqual([n for n in report["notes"] if f"weft: {n}\n" not in got.output], [])
+
     def test_join(self) -> None:
         self.check("join", "dear")
 
@@ -61,7 +78,8 @@ class Switching(unittest.TestCase):
 
     def test_delayed(self) -> None:
         """Plain buckets and a plan that delays updates take turns; weights are those of all ranks, not those of plain buckets."""
-        for how, told in (("plain", "weft: plan sha256:.*, policy deft, delay 1"), ("join", "no updates are delayed from now on"), ("reads", "weft: no updates are delayed, whatever")):
+        judged = r"weft: convergence: the loss expected after 1 updates in 1 iterations is 1\.0000 times that of an update in each, from [\d.]+\n"
+        for how, told in (("plain", r"weft: plan sha256:.*, policy deft, delay 1\n(.*\n)*" + judged), ("parts", "weft: what delay costs in convergence is not judged: some rank's loss is not known"), ("join", "no updates are delayed from now on"), ("reads", "weft: no updates are delayed, whatever")):
             with self.subTest(how):
                 got = train("deft", how, delay=1)
                 digests = re.findall(r"digest (\w+)", got.output)

@@ -100,7 +100,7 @@ class Averages:
                 if used[k] and p.grad is None:
                     p.grad = torch.empty_like(p.data)
                 self._all.append(Average(self, k, p, p.grad, used[k]))
-            self.buckets.expect([self.used, *(a.target for a in self._all)])
+            self.buckets.expect([self.used, *(a.target for a in self._all)], lent=range(1, 1 + len(self._all)) if guarded else ())
             self._of = {a.k: a for a in self._all}
             if guarded:
                 for a in self._all:
@@ -188,12 +188,16 @@ class Averages:
                 if a.grad is not None:
                     release(a.grad)
                 self._of.pop(a.k, None)
-                average = a.grad
-                if a.used or float(self.used[a.k]) != 0:
-                    if average is None:
-                        average = a.target
-                    elif not a.used:
-                        average.data.copy_(a.target)
+                read = a.used and not a.kept and a.step is not None and a.step.reads_only
+                average = self.buckets.borrow(a.k + 1) if read else None
+                if average is None:
+                    self.buckets.land(a.k + 1)
+                    average = a.grad
+                    if a.used or float(self.used[a.k]) != 0:
+                        if average is None:
+                            average = a.target
+                        elif not a.used:
+                            average.data.copy_(a.target)
                 if a.step is not None and average is not None:
                     updates.setdefault(a.step, []).append((a.parameter, average))
                 if a.kept:

@@ -64,6 +64,13 @@ def own_step(cls: type) -> Any:
     return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
+def reads_only(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer's step, tensor by tensor, is known to write no gradient and to keep none. Those for lists of tensors do."""
+    known = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+    plain = not any(group.get(how) for group in optimizer.param_groups for how in ("foreach", "fused", "differentiable"))
+    return plain and own_step(type(optimizer)) in map(own_step, known)
+
+
 def barrier(
     model: torch.nn.Module, parameters: Sequence[Tuple[str, torch.Tensor]], optimizer: torch.optim.Optimizer, separable: Optional[bool]
 ) -> Optional[str]:

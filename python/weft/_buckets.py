@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Collection, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -36,11 +36,14 @@ class _Part:
 
 @dataclass
 class _Awaited:
-    """By tensor, of a closed generation: where the averages go, memory of their own for those that come in pieces, elements due."""
+    """By tensor, of a closed generation: where the averages go, memory of their own for those that come in pieces, elements due;
+    tensors that are lent, and those of them that have come and lie where they were reduced."""
 
     targets: List[torch.Tensor]
     staged: List[Optional[torch.Tensor]]
     due: List[int]
+    lent: Collection[int]
+    lying: Dict[int, torch.Tensor]
 
 
 class Buckets:
@@ -48,7 +51,8 @@ class Buckets:
 
     Tensors and buckets are numbered as in the layout. One generation is open at a time (of most plans, each iteration is one):
     its tensors are put; when all have been, targets are told, into which the averages go as they come. Until then, buckets that
-    are done wait in the output region: nobody writes there before the next generation's are put.
+    are done wait in the output region: nobody writes there before the next generation's are put. There averages that are lent
+    stay until then, for who only reads them.
     """
 
     def __init__(
@@ -79,7 +83,7 @@ class Buckets:
         self._away: List[List[int]] = [[] for _ in layout.buckets]
         self._early: List[int] = []  # buckets of the open generation that have come back
         self._awaited: Dict[int, _Awaited] = {}  # by generation, those of which something is due
-        self._newest = _Awaited([], [], [0] * len(shapes))  # of the generation that was closed last
+        self._newest = _Awaited([], [], [0] * len(shapes), (), {})  # of the generation that was closed last
         self._reset()
 
     def _reset(self) -> None:
@@ -121,20 +125,25 @@ class Buckets:
             if not again:
                 self._missing[part.bucket] -= 1
                 if self._missing[part.bucket] == 0:
+                    self._vacate(part.bucket)
                     self._away[part.bucket].append(self.generation)
                     self._device.when_copied(self._watch.ready, part.bucket, self._layout.last(self.generation))
         if cut:
             self._device.when_copied(lambda _: None, value)
 
-    def expect(self, targets: Sequence[torch.Tensor]) -> None:
-        """Ends the open generation, whose tensors have all been put: their averages are to go into these, a tensor each."""
+    def expect(self, targets: Sequence[torch.Tensor], lent: Collection[int] = ()) -> None:
+        """Ends the open generation, whose tensors have all been put: their averages are to go into these, a tensor each.
+
+        They go there as they come; those of the tensors that are lent, where that can be, when land is called.
+        """
         self._device.settle()
         self._watch.sent()
         staged: List[Optional[torch.Tensor]] = []
         for tensor, target in enumerate(targets):
             pieces = not target.is_contiguous() and not all(p.whole for p in self._inputs_of[tensor])
             staged.append(torch.empty(target.numel(), dtype=target.dtype, device=target.device) if pieces else None)
-        self._newest = _Awaited(list(targets), staged, [t.numel() for t in targets])
+        self._newest = _Awaited(list(targets), staged, [t.numel() for t in targets], lent, {})
+        self._awaited = {g: a for g, a in self._awaited.items() if a.lying or any(a.due)}
         self._awaited[self.generation] = self._newest
         early, self._early = self._early, []
         self.generation += 1
@@ -143,16 +152,46 @@ class Buckets:
             self._take(bucket, self.generation - 1)
 
     def has_come(self, tensor: int, generation: Optional[int] = None) -> bool:
-        """Whether the average of a tensor, of a closed generation, by default the last, lies in its target, whole."""
+        """Whether the average of a tensor, of a closed generation, by default the last, has come, whole."""
         if generation is None:
             return self._newest.due[tensor] == 0
         return generation not in self._awaited or self._awaited[generation].due[tensor] == 0
+
+    def given(self, tensor: int, generation: int) -> torch.Tensor:
+        """A copy of what this worker has put of a tensor in a closed generation, the places of whose buckets are not in use again."""
+        copy = generation % self._layout.buffers
+        sent = [p for p in self._inputs_of[tensor] if generation % len(self._layout.ends) in self._layout.buckets[p.bucket].generations]
+        parts = sorted(sent, key=lambda p: p.offset)
+        return parts[0].inputs[copy].clone() if parts[0].whole else torch.cat([p.inputs[copy] for p in parts])
+
+    def land(self, tensor: int, generation: Optional[int] = None) -> None:
+        """Has the average of a tensor, which has come, lie in its target."""
+        lent = self.borrow(tensor, generation)
+        if lent is not None:
+            awaited = self._newest if generation is None else self._awaited[generation]
+            self._device.copy_out([awaited.targets[tensor]], [lent])
+
+    def borrow(self, tensor: int, generation: Optional[int] = None) -> Optional[torch.Tensor]:
+        """The average of a tensor, which has come, where it was reduced, or None if it is in its target.
+
+        It is to be read at once, and not to be written: other workers read it, and it goes with the next put.
+        """
+        awaited = self._newest if generation is None else self._awaited.get(generation)
+        return None if awaited is None else awaited.lying.pop(tensor, None)
+
+    def _vacate(self, bucket: int) -> None:
+        """Empties the place of a bucket in the output region, which is about to be written again."""
+        for g, awaited in self._awaited.items():
+            if awaited.lying and (self.generation - g) % self._layout.buffers == 0:
+                for part in self._parts[bucket]:
+                    self.land(part.tensor, g)
 
     def retarget(self, tensor: int) -> torch.Tensor:
         """Has the last average go into a new tensor, which it returns, in place of the target: that is the user's now."""
         old = self._newest.targets[tensor]
         # What has come is kept; mostly nothing has.
-        new = torch.empty_like(old) if self._newest.due[tensor] == old.numel() else old.clone()
+        nothing = self._newest.due[tensor] == old.numel() or tensor in self._newest.lying
+        new = torch.empty_like(old) if nothing else old.clone()
         self._newest.targets[tensor] = new
         return new
 
@@ -175,21 +214,26 @@ class Buckets:
         return True
 
     def _take(self, bucket: int, generation: int) -> None:
-        """Copies what has come back out of the region that it was reduced in, which is written again once the bucket is declared again."""
+        """Copies what has come back out of the region that it was reduced in, which is written again once the bucket is declared
+        again; or notes that it is there."""
         parts, awaited = self._parts[bucket], self._awaited[generation]
-        tos: List[torch.Tensor] = []
-        for part in parts:
-            staged = awaited.staged[part.tensor]
-            tos.append(part.of(awaited.targets[part.tensor] if staged is None else staged))
         mine = self._client.in_input(bucket, self._layout.last(generation))
-        self._device.copy_out(tos, [(p.inputs if mine else p.outputs)[generation % self._layout.buffers] for p in parts])
+        tos: List[torch.Tensor] = []
+        averages: List[torch.Tensor] = []
         for part in parts:
+            average = (part.inputs if mine else part.outputs)[generation % self._layout.buffers]
+            target, staged = awaited.targets[part.tensor], awaited.staged[part.tensor]
             awaited.due[part.tensor] -= part.length
+            if part.tensor in awaited.lent and part.whole and not mine and target.device == average.device:
+                awaited.lying[part.tensor] = average
+            else:
+                tos.append(part.of(target if staged is None else staged))
+                averages.append(average)
+        self._device.copy_out(tos, averages)
+        for part in parts:
             staged = awaited.staged[part.tensor]
             if awaited.due[part.tensor] == 0 and staged is not None:
                 target = awaited.targets[part.tensor]
                 target.copy_(staged.view(target.shape))
                 awaited.staged[part.tensor] = None
         self._away[bucket].remove(generation)
-        if not any(awaited.due):
-            del self._awaited[generation]

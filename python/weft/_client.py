@@ -21,9 +21,10 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Set, Tu
 from . import __version__
 from ._mover import Mover
 
-VERSION = 3
+VERSION = 4
 HELLO, WELCOME, READY, DONE, CALL, RETURNED, FAILED, GOODBYE, BOUNDARY = range(1, 10)
 MOVED = 12
+WAITED = struct.Struct("<Q")  # ns
 HEADER = struct.Struct("<IBBHIQ")  # payload's length, type, flags, 0, index, iteration
 MAX_PAYLOAD = 64 << 20  # bytes
 
@@ -121,6 +122,7 @@ class Layout:
     order: Optional[List[List[int]]] = None  # by lane, in which to run ops of the job with the fingerprint order_of; None: any
     order_of: str = ""
     profile: int = 0  # how many iterations, before the last one then, to measure op by op
+    descent: bool = False  # of those before these, to tell how the loss falls
 
     def generation(self, iteration: int) -> int:
         """The generation that an iteration is part of, counted from the hello."""
@@ -193,7 +195,7 @@ class Client:
 
     def ready(self, bucket: int, iteration: int) -> None:
         """Declares that a bucket lies complete in the input region; it is not written again before done."""
-        self._send(READY, bucket, iteration)
+        self._send(READY, bucket, iteration, WAITED.pack(self.waited))
 
     def done(self, iteration: int) -> int:
         """Waits for the next bucket of an iteration that lies reduced in the output region; returns which."""
@@ -270,6 +272,10 @@ class Client:
         except (LookupError, TypeError, ValueError) as e:
             raise self._fail(WeftError(f"rank {self.rank}: the agent's answer to a review makes no sense: {e!r}")) from e
         return dict(decision)
+
+    def failed(self) -> bool:
+        """Whether training cannot go on, as an error has said."""
+        return self._error is not None
 
     def goodbye(self) -> None:
         """Ends the connection in order. Without it, the agent ends the other workers too."""
@@ -350,6 +356,7 @@ class Client:
             buffer_bytes=buffer_bytes,
             review=w.get("review", 0),
             profile=w.get("profile", 0),
+            descent=w.get("descent", False),
             order=w.get("order"),
             order_of=w.get("order_of", ""),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -37,13 +37,22 @@ class _Local:
     def __init__(self, gradient: torch.Tensor, read: Callable[[], None]) -> None:
         """read is called at a read."""
         self.gradient = gradient
-        self.version = gradient._version
+        self._version = gradient._version
+        self._found: Optional[torch.Tensor] = None  # what was there when it was read
         self._read = read
         guard(gradient, self)
 
     def complete(self) -> None:
         release(self.gradient)
+        self._found = self.gradient.detach().clone()
         self._read()
+
+    def changed(self) -> bool:
+        """Whether it has been written. Not all of torch counts versions: what GradScaler calls for lists of tensors does not."""
+        if self._found is None or self.gradient._version != self._version:
+            return self.gradient._version != self._version
+        now = self.gradient.detach()
+        return not bool(((now == self._found) | ((now != now) & (self._found != self._found))).all())
 
     def get_grad(self) -> Optional[torch.Tensor]:
         return self.gradient
@@ -105,6 +114,11 @@ class Delays:
         """Whether the open iteration ends its generation."""
         return self._layout.last(self._buckets.generation) == self.iteration
 
+    @property
+    def whole(self) -> bool:
+        """Whether the iteration whose step is awaited has ended its generation."""
+        return self.awaits_step and self._gathered == 0
+
     def put(self, tensor: int, value: Optional[torch.Tensor], again: bool = False) -> None:
         """The gradient of a tensor in the open iteration, which end gathers if the generation goes on."""
         if not self.last:
@@ -125,7 +139,7 @@ class Delays:
                 self.put(0, used)
                 targets = [torch.empty_like(used), *(torch.empty_like(p.data) for p in self._parameters)]
                 self._closed[self._buckets.generation] = _Generation(targets, self._gathered + 1)
-                self._buckets.expect(targets)
+                self._buckets.expect(targets, lent=range(1, len(targets)))
                 self._sums, self._gathered = [None] * len(self._sums), 0
                 self._sent = []
             else:
@@ -160,12 +174,17 @@ class Delays:
         needed = range(len(generation.targets)) if self._clip_norm is not None else [0, *tensors]
         while not all(self._buckets.has_come(k, g) for k in needed):
             self._buckets.receive()
+        whole = self._sums_up or generation.length == 1 or generation.averaged  # nothing is left to be divided
+        read = whole and self._clip_norm is None and generation.step is not None and generation.step.reads_only
         with plain_tensors():
+            if not read:
+                for k in needed:
+                    self._buckets.land(k, g)
             used = generation.targets[0]
             workers = used[len(self._parameters) :]
             self.asked = self.asked or float(workers.max()) * self._client.world > generation.length + 0.5
             left = generation.left.intersection(range(1, len(generation.targets)) if self._clip_norm is not None else tensors)
-            if not self._sums_up and not generation.averaged:
+            if not whole:
                 for k in left:
                     generation.targets[k].div_(generation.length)
             if self._clip_norm is not None and not generation.averaged and generation.step is not None:
@@ -176,7 +195,8 @@ class Delays:
                 p = self._parameters[k - 1]
                 if float(used[k - 1]) == 0:
                     continue
-                average = generation.targets[k]
+                lent = self._buckets.borrow(k, g) if read else None
+                average = generation.targets[k] if lent is None else lent
                 if generation.step is None:
                     p.grad = average
                 elif generation.step.has(p):
@@ -187,24 +207,96 @@ class Delays:
         if not generation.left:
             del self._closed[g]
 
-    def flush(self, calls: Calls) -> None:
-        """Applies all that is outstanding; the agent has flushed. What a step() is yet to come for becomes .grad, for that step."""
+    def flush(self, calls: Calls) -> bool:
+        """Applies all that is outstanding; the agent has flushed. What a step() is yet to come for becomes .grad, for that step.
+
+        Returns whether a generation that is not whole has been an update of its own.
+        """
         self._unguard()
         everything = range(1, 1 + len(self._parameters))
         for g in sorted(self._closed):
             self._apply(g, everything)
         if self._gathered > 0:
-            with plain_tensors():
-                first = self._sums[0]
-                assert first is not None
-                sums = [first, *(torch.zeros_like(p.data) if s is None else s for p, s in zip(self._parameters, self._sums[1:]))]
-                for s in sums:
-                    calls.all_reduce(s, "mean")
-            g = self._buckets.generation
-            self._closed[g] = _Generation(sums, self._gathered)
-            self._closed[g].step = None if self.awaits_step else self._step
-            self._apply(g, everything)
+            self._settle(self._sums, self._gathered, None if self.awaits_step else self._step, everything, calls)
             self._gathered = 0
+            return not self.awaits_step
+        return False
+
+    def _settle(self, given: Sequence[Optional[torch.Tensor]], length: int, step: Optional[Step], left: Iterable[int], calls: Calls) -> None:
+        """Averages a generation's sums, which are written, by calls, and applies it."""
+        with plain_tensors():
+            used = given[0]
+            assert used is not None
+            sums = [used, *(torch.zeros_like(p.data) if s is None else s.view_as(p.data) for p, s in zip(self._parameters, given[1:]))]
+            for s in sums:
+                calls.all_reduce(s, "mean")
+        g = self._buckets.generation
+        self._closed[g] = _Generation(sums, length)
+        self._closed[g].step, self._closed[g].left = step, set(left)
+        self._apply(g, range(1, len(sums)))
+
+    def state(self) -> Dict[str, Any]:
+        """What is outstanding on this rank between two iterations: by how many generations ago it was closed, or gathered yet."""
+        if self.awaits_step:
+            raise WeftError("weft.state_dict() between backward() and step(): call it between two iterations")
+        newest = self._buckets.generation
+        if any(newest - g > self._layout.buffers for g in self._closed):
+            raise WeftError(f"weft.state_dict(): policy {self._layout.policy} keeps no more what it has sent; call weft.flush() before it")
+        closed = {}
+        for g, generation in self._closed.items():
+            sums = [self._buckets.given(k, g) for k in range(1 + len(self._parameters))]
+            step = None if generation.step is None else generation.step.state()
+            closed[newest - g] = {"sums": sums, "length": generation.length, "step": step, "left": sorted(generation.left)}
+        return {
+            "plan": self._layout.digest,
+            "iteration": self.iteration % self._layout.period,
+            "closed": closed,
+            "sums": [None if s is None or self._gathered == 0 else s.clone() for s in self._sums],
+            "gathered": self._gathered,
+            "step": None if self._step is None else self._step.state(),
+        }
+
+    def restore(self, state: Dict[str, Any], optimizer: torch.optim.Optimizer, ended: Callable[[], None]) -> None:
+        """Goes on, instead of from iteration 0, where state was called under this plan. ended is called after each iteration.
+
+        The iterations before are run again without any computation: generations that are outstanding are handed over, others
+        are of zeros, which nobody has used, so that they update nothing.
+        """
+        closed, until = state["closed"], state["iteration"]
+        while self._layout.generation(until) < max(closed, default=0):
+            until += self._layout.period
+        last, count = self._layout.generation(until), 1 + len(self._parameters)
+        everything = list(range(1, count))
+        while self.iteration < until:
+            g = self._buckets.generation
+            if self.last:
+                was = closed.get(last - g, {"sums": [None] * count, "length": 1, "step": None, "left": everything})
+                used = torch.zeros(len(self._parameters) + self._client.world, dtype=self._parameters[0].dtype)
+                targets = [used, *(torch.empty_like(p.data) for p in self._parameters)]
+                with plain_tensors():
+                    for k, target in enumerate(targets):
+                        given = was["sums"][k]
+                        self._buckets.put(k, None if given is None else given.view(target.shape))
+                    self._closed[g] = _Generation(targets, was["length"])
+                    self._closed[g].step, self._closed[g].left = Step.restored(optimizer, was["step"]), set(was["left"])
+                    self._buckets.expect(targets, lent=everything)
+            self.iteration += 1
+            self.apply("step")
+            ended()
+            self.apply("read")
+        self._sums = [None if s is None else s.clone() for s in state["sums"]]
+        self._gathered = state["gathered"]
+        self._step = Step.restored(optimizer, state["step"])
+
+    def settle(self, state: Dict[str, Any], optimizer: torch.optim.Optimizer, calls: Calls) -> None:
+        """Applies what was outstanding under another plan."""
+        for age in sorted(state["closed"], reverse=True):
+            was = state["closed"][age]
+            self._settle([s.clone() for s in was["sums"]], was["length"], Step.restored(optimizer, was["step"]), was["left"], calls)
+        if state["gathered"] > 0:
+            sums = [None if s is None else s.clone() for s in state["sums"]]
+            everything = range(1, 1 + len(self._parameters))
+            self._settle(sums, state["gathered"], Step.restored(optimizer, state["step"]), everything, calls)
 
     def _unguard(self) -> List[_Local]:
         for local in self._locals:
@@ -224,7 +316,7 @@ class Delays:
     def _release(self) -> None:
         self.awaits_step = False
         grads, self._grads = self._grads, []
-        changed = any(local.gradient._version != local.version for local in self._unguard())
+        changed = any([local.changed() for local in self._unguard()])
         if changed or any(p.grad is not g for p, g in zip(self._parameters, grads)):
             raise WeftError(
                 f"rank {self._client.rank}: a gradient was changed between backward() and step(), by clipping or GradScaler perhaps. Under"

@@ -11,11 +11,12 @@ import contextlib
 import time
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, ContextManager, Dict, Iterable, Iterator, List, Sequence, Set, Tuple
+from typing import Any, ContextManager, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 
 from ._client import Client
+from ._descent import Descent
 from ._hooks import ForwardHook, StepHook
 
 # The kinds of events. Calls are of a module, gradients of a parameter, both by number.
@@ -86,6 +87,7 @@ class Profile(Watch):
     ) -> None:
         super().__init__(client)
         self.c10d: Dict[str, Any] = {}  # what torch.distributed takes, if it is used, for the report
+        self.descent: Optional[Descent] = None  # looks at the iterations before the first
         self._first, self._last = first, last
         self._parameters = parameters
         self._modules = _Modules(model, [p for _, p in parameters])
@@ -133,10 +135,14 @@ class Profile(Watch):
             self._mark(STEP)
 
     def _stepped(self) -> None:
+        if self.descent is not None:
+            self.descent.stepped()
         if self._events:
             self._mark(STEPPED)
 
     def backward(self) -> None:
+        if self.descent is not None:
+            self.descent.reached()
         if self._events and not self._in_backward:
             self._in_forward, self._in_backward = False, True
             self._mark(BACKWARD)
@@ -152,6 +158,8 @@ class Profile(Watch):
             self._client.ready(bucket, iteration)
 
     def sent(self) -> None:
+        if self.descent is not None and self._iteration < self._first:
+            self.descent.sent()
         if self._events:
             self._mark(SENT)
         for bucket, iteration in self._held:
@@ -179,9 +187,13 @@ class Profile(Watch):
         self._in_forward = self._in_backward = False
         if iteration <= self._first:
             self._reads.start()
+        if iteration >= self._first and self.descent is not None:
+            self.descent.stop()
 
     def remove(self) -> None:
         self._reads.stop()
+        if self.descent is not None:
+            self.descent.stop()
         self._events = []
         for h in self._handles:
             h.remove()
@@ -198,8 +210,9 @@ class Profile(Watch):
         return self._measures() and (self._iteration - self._first) % 2 == 0
 
     def _close(self) -> None:
-        """Notes the iteration that ends where the next forward pass begins."""
-        if self._events:
+        """Notes the iteration that ends where the next forward pass begins. What no reduction ended is none: the model was called
+        between the backward pass and the step, say."""
+        if any(kind == SENT for kind, _ in self._events):
             self._times.append(time.perf_counter())
             number = self._iteration - 1
             quiet = (number - self._first) % 2 == 0
@@ -210,6 +223,8 @@ class Profile(Watch):
         """What was measured, as docs/formats/client.md has it. Takes the hooks off."""
         self.remove()
         report = super().report()
+        if self.descent is not None and self.descent.report():
+            report["descent"] = self.descent.report()
         if not self._measured:
             return report
         form, _ = collections.Counter(i.events for i in self._measured).most_common(1)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import Any, Callable, List, Optional, Set
+from typing import Any, Callable, Dict, List, Optional, Set
 
 import torch
 
@@ -14,6 +14,7 @@ from ._buckets import Buckets
 from ._calls import Calls
 from ._client import Client, Layout, Tensor, WeftError
 from ._delay import Delays, clip, delays, say
+from ._descent import Descent
 from ._device import Device
 from ._guard import raw_grad
 from ._handover import HandOver
@@ -21,6 +22,7 @@ from ._hooks import ForwardHook, GradientHook, StepHook, at_end_of_backward, ten
 from ._memory import dtype_name
 from ._places import Places, stranger
 from ._profile import Profile, Watch
+from ._state import give
 from ._statistics import Statistics
 from ._updates import Step, Updates, step_but
 
@@ -66,6 +68,9 @@ class Reducer:
         self.parameters = self._places.trained()
         if not self.parameters:
             raise ValueError("wrap: no parameter of the model requires a gradient")
+        for name, t in [*model.named_parameters(), *model.named_buffers()]:
+            if t.layout is torch.strided and any(n > 1 and stride == 0 for n, stride in zip(t.size(), t.stride())):
+                raise ValueError(f"wrap: elements of {name} share memory, as expand() has them: clone() it")
         self._switch = switch
         self._clip_norm = clip_norm
         self._sums = sums
@@ -83,6 +88,7 @@ class Reducer:
         self._expected = False  # a forward pass has run since the last step
         self._reduced = False  # and so has a pass
         self._delays: Optional[Delays] = None  # of a plan that delays updates
+        self.updates = 0  # that the steps so far make, some of them later
         self._ended = 0  # iterations whose end the agent has been told of
         self._of_step: Any = None  # our part in the optimizer's step
         self._pass: Callable[[], Any] = lambda: None  # weak: what the engine will call at the end of the pass that runs
@@ -108,6 +114,7 @@ class Reducer:
             self._model.register_forward_pre_hook(ForwardHook(lambda *_: self._before_forward())),
             self._model.register_forward_hook(ForwardHook(lambda model, inputs, output: self._after_forward(output))),
         ]
+        self._bear()
 
     def restart(self, layout: Layout, calls: Calls, device: Device) -> None:
         """Goes on with other places and, at its iteration 0, another plan."""
@@ -115,8 +122,18 @@ class Reducer:
         self.watch = Watch(self._client)
         self._ended = 0
         self._take(layout, calls, device)
-        if self._delays is not None and self.joining:
+        self._bear()
+
+    def _bear(self) -> None:
+        """Leaves a plan that delays updates where there are readers of gradients that it would not tell from its own."""
+        if self._delays is None:
+            return
+        theirs = {p for group in self._optimizer.param_groups for p in group["params"]}
+        left_out = next((name for name, p in self.parameters if p not in theirs), None)
+        if self.joining:
             self._undelay(JOINING)
+        elif left_out is not None:
+            self._undelay(f"parameter {left_out} is not in the optimizer that was wrapped, and another one would take a gradient for the average")
 
     def _undelay(self, why: str) -> None:
         """Has the agent delay no updates of this model any more, as every rank does after the same iteration."""
@@ -126,7 +143,7 @@ class Reducer:
         self._switch()
 
     def _take(self, layout: Layout, calls: Calls, device: Device) -> None:
-        self._calls = calls
+        self._calls, self._layout = calls, layout
         delayed = delays(layout)
         if delayed and self.at_once is not None:
             raise WeftError(f"policy {layout.policy} delays updates, which this training cannot bear: {self.at_once}; train with --max-delay 0")
@@ -135,6 +152,8 @@ class Reducer:
         if layout.profile > 0 and not any(self._at_read) and not delayed and not self.parameters[0][1].is_cuda:
             last = layout.review - 1
             self.watch = Profile(self._client, self._model, self._optimizer, self.parameters, last - layout.profile, last)
+            if layout.descent:
+                self.watch.descent = Descent([p for _, p in self.parameters], self._sums)
         self._statistics = Statistics(calls, self._places, self.watch)
         used = (self.parameters[0][1].dtype, [len(self.parameters) + self._client.world])
         self._buckets = Buckets(self._client, self.watch, layout, device, [used, *((p.dtype, p.shape) for _, p in self.parameters)])
@@ -164,8 +183,36 @@ class Reducer:
         if self._delays is None or self._delays.iteration == 0:
             return False
         self._client.call(kind="flush")
-        self._delays.flush(self._calls)
+        self.updates += self._delays.flush(self._calls)
         return True
+
+    def state(self) -> Dict[str, Any]:
+        """The model's and the optimizer's state, and what is outstanding on this rank under a plan that delays updates, or None."""
+        outstanding = None if self._delays is None else dict(self._delays.state(), world=self._client.world)
+        states = {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}
+        return dict(states, outstanding=outstanding, updates=self.updates)
+
+    def load(self, state: Dict[str, Any]) -> None:
+        """Goes on where state was called, as every rank does after a flush."""
+        outstanding = state["outstanding"]
+        if outstanding is not None and outstanding["world"] != self._client.world:
+            raise WeftError(
+                f"weft.load_state_dict: updates were outstanding, and their parts are of {outstanding['world']} workers, not"
+                f" {self._client.world}: to resume with others, call weft.flush() before weft.state_dict()"
+            )
+        self._model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.updates = state["updates"]
+        if outstanding is None:
+            return
+        if self._delays is not None and outstanding["plan"] == self._layout.digest:
+            self._delays.restore(outstanding, self._optimizer, self._end_iteration)
+            return
+        if self._client.rank == 0:
+            print("weft: this plan is not that of the checkpoint: the updates that were outstanding are applied now", file=sys.stderr)
+        parameters = [p for _, p in self.parameters]
+        delays = Delays(self._client, self._buckets, self._layout, parameters, self._clip_norm, self._sums)
+        delays.settle(outstanding, self._optimizer, self._calls)
 
     def end(self, successor: "Reducer") -> None:
         """Leaves the parameters of another reducer to it. A backward pass that reaches others raises from now on."""
@@ -211,6 +258,7 @@ class Reducer:
                 raise WeftError(f"rank {self._client.rank}: {found}")
             self._in_groups = _in_groups(self._optimizer)
         reduced = self._reduced and self.ended is None
+        self.updates += reduced and (self._delays is None or not self._delays.awaits_step or self._delays.whole)
         wanting = self._expected and not self._reduced and self.ended is None
         self._expected = self._reduced = False
         if wanting and not any(p.grad is not None and bool(p.grad.any()) for _, p in self.parameters):
@@ -238,7 +286,6 @@ class Reducer:
         at_read = self._at_read[(self._iteration - 1) % len(self._at_read)]
         result = step_but(self._optimizer, own, self._averages.defer(step, at_read.__contains__))
         self._end_iteration()
-        self._averages.drain()
         return result
 
     def _step_later(self, delayed: Delays, own: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
@@ -418,9 +465,7 @@ class Reducer:
         if len(self._trained) < self._client.world:
             root = self._trained[0]
             self._calls.broadcast([*self._model.parameters(), *self._model.buffers()], root)
-            state = self._calls.broadcast_object(self._optimizer.state_dict()["state"], root)
-            if self._client.rank != root:
-                self._optimizer.load_state_dict(dict(self._optimizer.state_dict(), state=state))
+            give(self._calls, self._client.rank, self._optimizer, root)
             self._trained = list(range(self._client.world))
 
     def _mend(self, k: int, hook: GradientHook) -> bool:

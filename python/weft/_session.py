@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from typing import Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import torch
 
 from ._agent import Agent
 from ._c10d import Group, verify
 from ._calls import Calls
-from ._client import Client, Layout
+from ._client import Client, Layout, WeftError
 from ._device import Device, device_at, place_of
 from ._graph_job import take_order
 from ._launchers import seconds, worker
 from ._profile import Profile
 from ._reducer import Reducer
+from ._state import level
 
 # DistributedDataParallel's: a small first bucket starts the network early.
 BUCKET_BYTES = 25 << 20
@@ -55,7 +56,7 @@ class Session:
         clip_norm: Optional[float] = None,
         sums: bool = False,
     ) -> None:
-        """Makes model the one whose gradients are averaged, with the parameters and buffers of rank 0."""
+        """Makes model the one whose gradients are averaged, with the parameters, buffers and optimizer's state of rank 0."""
         if self.reducer is not None:
             self.reducer.flush()
         reducer = Reducer(self.client, model, optimizer, separable, self._switch, clip_norm, sums)
@@ -65,6 +66,7 @@ class Session:
         self._c10d = c10d
         layout, calls, device = self._hello(reducer, *self._sizes)
         calls.broadcast([*model.parameters(), *model.buffers()], root=0)
+        level(calls, self.client.rank, optimizer)
         if self.reducer is not None:
             self.reducer.end(reducer)
         self.reducer = reducer
@@ -86,6 +88,18 @@ class Session:
         """Applies all updates that a plan delays, and begins it anew. Every worker calls it after the same iteration."""
         if self.reducer is not None and self.reducer.flush():
             self._greet(self.reducer)
+
+    def state(self, reducer: Reducer) -> Dict[str, Any]:
+        """What weft.state_dict returns."""
+        state = reducer.state()
+        if state["outstanding"] is not None and self._c10d is not None:
+            raise WeftError("weft.state_dict(): through torch.distributed, what was sent is not kept; call weft.flush() before it")
+        return state
+
+    def load(self, reducer: Reducer, state: Dict[str, Any]) -> None:
+        """Does what weft.load_state_dict says."""
+        self.flush()
+        reducer.load(state)
 
     def _switch(self) -> None:
         """Goes on with another plan, which the agent has decided on."""
@@ -117,7 +131,8 @@ class Session:
     def close(self) -> None:
         """Leaves the training in order, and the model as it was."""
         if self.reducer is not None:
-            self.reducer.flush()
+            if not self.client.failed():  # else somebody has been told
+                self.reducer.flush()
             self.reducer.remove()
         self._device.close()
         self.client.goodbye()

@@ -13,7 +13,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List
 
 import torch
 
-from ._barrier import own_step
+from ._barrier import own_step, reads_only
 from ._guard import raw_grad, set_raw_grad
 
 
@@ -25,13 +25,27 @@ class Step:
         self._groups = [_options(group) for group in optimizer.param_groups]
         self._group_of = {p: g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
         self._modes = _modes()
+        self.reads_only = reads_only(optimizer)  # the gradients that apply is given, which others must be able to write
+
+    def state(self) -> List[Dict[str, Any]]:
+        """Its hyper-parameters, for restored."""
+        return [_options(group) for group in self._groups]
+
+    @classmethod
+    def restored(cls, optimizer: torch.optim.Optimizer, state: Optional[List[Dict[str, Any]]]) -> Optional["Step"]:
+        """A call of step() that had these hyper-parameters, in the modes of now; None of None."""
+        if state is None:
+            return None
+        step = cls(optimizer)
+        step._groups = [_options(group) for group in state]
+        return step
 
     def has(self, parameter: torch.Tensor) -> bool:
         """Whether the optimizer has a parameter."""
         return parameter in self._group_of
 
     def apply(self, gradients: List[Tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Updates parameters by their gradients, which may be written. Each parameter's .grad is what it was afterwards."""
+        """Updates parameters by their gradients, which may be written unless reads_only. Each parameter's .grad is what it was afterwards."""
         members: Dict[int, List[torch.Tensor]] = {}
         before = []
         for p, grad in gradients:

@@ -17,7 +17,7 @@ import contextlib
 import dataclasses
 import os
 import sys
-from typing import Iterator, Optional, Tuple, TypeVar
+from typing import Any, Dict, Iterator, Optional, Tuple, TypeVar
 
 import torch
 
@@ -29,8 +29,8 @@ from ._reducer import Reducer
 from ._session import BUCKET_BYTES, FIRST_BUCKET_BYTES, Session
 
 __all__ = [
-    "WeftError", "all_reduce", "backend", "barrier", "broadcast", "export_job", "flush", "init", "join", "no_sync", "order_from_plan", "rank",
-    "shutdown", "world_size", "wrap",
+    "WeftError", "all_reduce", "backend", "barrier", "broadcast", "export_job", "flush", "init", "join", "load_state_dict", "no_sync",
+    "order_from_plan", "rank", "shutdown", "state_dict", "updates", "world_size", "wrap",
 ]  # fmt: skip
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -65,8 +65,9 @@ def wrap(
 ) -> Tuple[Model, Optimizer]:
     """Averages the gradients of a model over all workers from now on. Returns the very model and optimizer it was given.
 
-    Every worker calls it with the same model. Parameters and buffers become those of rank 0. When backward() returns, each
-    parameter.grad holds the mean over all workers, and the buffers (BatchNorm's statistics) are those of rank 0.
+    Every worker calls it with the same model. Parameters, buffers and the optimizer's state become those of rank 0. When
+    backward() returns, each parameter.grad holds the mean over all workers, and the buffers (BatchNorm's statistics) are those
+    of rank 0.
 
     One model at a time: wrapping another ends the averaging of the first, whose backward() then raises.
 
@@ -155,6 +156,32 @@ def flush() -> None:
     Every worker calls it between the same two iterations: after step(), before a checkpoint for example.
     """
     _open().flush()
+
+
+def updates() -> int:
+    """How many updates the calls of step() since wrap make. Under a plan that makes one of several iterations, it is of whole ones.
+
+    For a learning rate that counts updates, not iterations, before step(): while scheduler.last_epoch < weft.updates(): scheduler.step()
+    """
+    return _reducer("updates").updates
+
+
+def state_dict() -> Dict[str, Any]:
+    """The states of the model and the optimizer, and what updates are outstanding, for torch.save: to resume from exactly.
+
+    The outstanding part is this rank's own: each saves to a file of its own. Nobody is waited for, so that ranks need not call
+    it together. Between two iterations.
+    """
+    return _open().state(_reducer("state_dict"))
+
+
+def load_state_dict(state: Dict[str, Any]) -> None:
+    """Goes on where state_dict() was called on this rank, in a training with as many workers. Every worker calls it, after wrap.
+
+    Under the same plan the training goes on as if it had not ended, bit for bit. Under others, what was outstanding is applied
+    at once.
+    """
+    _open().load(_reducer("load_state_dict"), state)
 
 
 @contextlib.contextmanager
