@@ -14,14 +14,41 @@ import (
 	"weft/internal/cli"
 )
 
+// top is the repository.
+var top = os.DirFS("../..")
+
+// text is what the files together hold that the patterns match, one at least each.
+func text(t *testing.T, patterns ...string) string {
+	t.Helper()
+	var all strings.Builder
+	for _, name := range files(t, patterns...) {
+		b, err := fs.ReadFile(top, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.Write(b)
+	}
+	return all.String()
+}
+
+// files are those that the patterns match, one at least each.
+func files(t *testing.T, patterns ...string) (all []string) {
+	t.Helper()
+	for _, pattern := range patterns {
+		names, err := fs.Glob(top, pattern)
+		if err != nil || len(names) == 0 {
+			t.Fatalf("%s: no such file: %v", pattern, err)
+		}
+		all = append(all, names...)
+	}
+	return all
+}
+
 // TestCommandsDocumented holds docs/cli.md to the commands and flags that there are: each is on the page, and no other flags.
 func TestCommandsDocumented(t *testing.T) {
-	page, err := os.ReadFile("../../docs/cli.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := text(t, "docs/cli.md")
 	shown := map[string]bool{"--help": true} // of every command, said once
-	for _, flag := range regexp.MustCompile(`--[a-z][a-z-]*`).FindAllString(string(page), -1) {
+	for _, flag := range regexp.MustCompile(`--[a-z][a-z-]*`).FindAllString(page, -1) {
 		shown[flag] = true
 	}
 	known := map[string]bool{"--version": true}
@@ -30,7 +57,7 @@ func TestCommandsDocumented(t *testing.T) {
 		if cmd.Hidden || cmd.Name() == "completion" || cmd.Name() == "help" {
 			return // cobra's
 		}
-		if !strings.Contains(string(page), cmd.CommandPath()) {
+		if !strings.Contains(page, cmd.CommandPath()) {
 			t.Errorf("%s is not in docs/cli.md", cmd.CommandPath())
 		}
 		cmd.InitDefaultHelpFlag()
@@ -54,22 +81,9 @@ func TestCommandsDocumented(t *testing.T) {
 
 // TestCommandsShown parses every command line that a document shows, and has the command check its flags. Lines of two columns, as in the synopsis, are none.
 func TestCommandsShown(t *testing.T) {
-	docs := os.DirFS("../..")
-	pages, err := fs.Glob(docs, "docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	policies, err := fs.Glob(docs, "docs/policies/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
 	lines := 0
-	for _, name := range append(append(pages, policies...), "README.md") {
-		page, err := fs.ReadFile(docs, name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i, block := range strings.Split(string(page), "\n```") {
+	for _, name := range files(t, "docs/*.md", "docs/policies/*.md", "README.md") {
+		for i, block := range strings.Split(text(t, name), "\n```") {
 			if i%2 == 0 {
 				continue // between blocks
 			}
@@ -109,28 +123,11 @@ func parses(t *testing.T, page string, args []string) {
 
 // TestPackagesDocumented looks every package that others import up in the tables of docs/design.md and docs/engine.md.
 func TestPackagesDocumented(t *testing.T) {
-	top := os.DirFS("../..")
-	var tables []byte
-	for _, page := range []string{"docs/design.md", "docs/engine.md"} {
-		b, err := fs.ReadFile(top, page)
-		if err != nil {
-			t.Fatal(err)
-		}
-		tables = append(tables, b...)
-	}
 	named := map[string]bool{}
-	for _, m := range regexp.MustCompile("`([a-z0-9/.]+)`").FindAllSubmatch(tables, -1) {
-		named[string(m[1])] = true
+	for _, m := range regexp.MustCompile("`([a-z0-9/.]+)`").FindAllStringSubmatch(text(t, "docs/design.md", "docs/engine.md"), -1) {
+		named[m[1]] = true
 	}
-	files, err := fs.Glob(top, "*/*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	below, err := fs.Glob(top, "*/*/*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, file := range append(files, below...) {
+	for _, file := range files(t, "*/*.go", "*/*/*.go") {
 		dir := path.Dir(file)
 		family, _, _ := strings.Cut(dir, "/")
 		if family != "scripts" && !strings.HasSuffix(file, "_test.go") && !named[dir] && !named[family+"/..."] {
@@ -142,18 +139,11 @@ func TestPackagesDocumented(t *testing.T) {
 
 // TestDependenciesDocumented looks every module that go.mod asks for directly up in docs/dependencies.md, with its version.
 func TestDependenciesDocumented(t *testing.T) {
-	mod, err := os.ReadFile("../../go.mod")
-	if err != nil {
-		t.Fatal(err)
-	}
-	page, err := os.ReadFile("../../docs/dependencies.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, m := range regexp.MustCompile(`(?m)^\t(\S+) v(\S+)$`).FindAllStringSubmatch(string(mod), -1) {
+	page := text(t, "docs/dependencies.md")
+	for _, m := range regexp.MustCompile(`(?m)^\t(\S+) v(\S+)$`).FindAllStringSubmatch(text(t, "go.mod"), -1) {
 		name := regexp.MustCompile(`/v\d+$`).ReplaceAllString(strings.TrimPrefix(m[1], "github.com/"), "")
 		row := regexp.MustCompile(`(?m)^\| .*\b` + regexp.QuoteMeta(name) + `\b.*\b` + regexp.QuoteMeta(m[2]) + `\b`)
-		if !row.Match(page) {
+		if !row.MatchString(page) {
 			t.Errorf("%s %s has no row in docs/dependencies.md", name, m[2])
 		}
 	}
