@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"weft/agent/protocol"
@@ -68,4 +69,37 @@ func (b *Bench) Wrong() (n int) {
 		}
 	}
 	return n
+}
+
+// A measurement reduces as much together, bytes, in neither few nor many iterations.
+const (
+	volume         = 256 << 20
+	warmUp         = 2 // more, before, which touch the memory
+	fewIterations  = 5
+	manyIterations = 1000
+)
+
+// Measured is what reducing a bucket of one size took.
+type Measured struct {
+	Iterations int
+	Median     time.Duration // of an iteration, on this worker
+	Wrong      int           // elements that are not the mean
+}
+
+// Measure reduces a bucket of so many bytes, at least 4, as often as the size
+// allows. All workers do so at the same time.
+func (w *Worker) Measure(bytes int64) (m Measured, err error) {
+	b, err := w.NewBench(bytes)
+	if err != nil {
+		return m, err
+	}
+	if _, err := b.Run(warmUp); err != nil {
+		return m, err
+	}
+	times, err := b.Run(int(min(max(volume/bytes, fewIterations), manyIterations)))
+	if err != nil {
+		return m, err
+	}
+	slices.Sort(times)
+	return Measured{Iterations: len(times), Median: times[len(times)/2], Wrong: b.Wrong()}, nil
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -126,15 +125,6 @@ func (w bare) Write(line []byte) (int, error) {
 	return len(line), err
 }
 
-// volume is what all iterations of one size reduce together, bytes, if they are
-// neither few nor many.
-const (
-	volume         = 256 << 20
-	warmUp         = 2 // more, before, which touch the memory
-	fewIterations  = 5
-	manyIterations = 1000
-)
-
 // bench is a worker's part; rank 0 prints.
 func bench(c *cli.Console, sizes []int64, asJSON bool) error {
 	w, err := worker.Connect()
@@ -147,23 +137,14 @@ func bench(c *cli.Console, sizes []int64, asJSON bool) error {
 	}}
 	wrong := 0
 	for _, bytes := range sizes {
-		b, err := w.NewBench(bytes)
+		m, err := w.Measure(bytes)
 		if err != nil {
 			return err
 		}
-		if _, err := b.Run(warmUp); err != nil {
-			return err
-		}
-		times, err := b.Run(int(min(max(volume/bytes, fewIterations), manyIterations)))
-		if err != nil {
-			return err
-		}
-		slices.Sort(times)
-		us := float64(times[len(times)/2]) / float64(time.Microsecond)
+		us := float64(m.Median) / float64(time.Microsecond)
 		algorithm := float64(bytes) / us
-		missed := b.Wrong()
-		wrong += missed
-		t.Rows = append(t.Rows, cli.Row{Cells: []any{bytes, bytes / 4, "float32", "mean", len(times), cli.Micros(us), gigabytes(algorithm), gigabytes(algorithm * busShare(w.World)), missed}})
+		wrong += m.Wrong
+		t.Rows = append(t.Rows, cli.Row{Cells: []any{bytes, bytes / 4, "float32", "mean", m.Iterations, cli.Micros(us), gigabytes(algorithm), gigabytes(algorithm * busShare(w.World)), m.Wrong}})
 	}
 	if err := w.Goodbye(); err != nil {
 		return err
