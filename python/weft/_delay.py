@@ -174,8 +174,8 @@ class Delays:
         needed = range(len(generation.targets)) if self._clip_norm is not None else [0, *tensors]
         while not all(self._buckets.has_come(k, g) for k in needed):
             self._buckets.receive()
-        whole = self._sums_up or generation.length == 1 or generation.averaged  # nothing is left to be divided
-        read = whole and self._clip_norm is None and generation.step is not None and generation.step.reads_only
+        divided = self._sums_up or generation.length == 1 or generation.averaged
+        read = divided and self._clip_norm is None and generation.step is not None and generation.step.reads_only
         with plain_tensors():
             if not read:
                 for k in needed:
@@ -184,7 +184,7 @@ class Delays:
             workers = used[len(self._parameters) :]
             self.asked = self.asked or float(workers.max()) * self._client.world > generation.length + 0.5
             left = generation.left.intersection(range(1, len(generation.targets)) if self._clip_norm is not None else tensors)
-            if not whole:
+            if not divided:
                 for k in left:
                     generation.targets[k].div_(generation.length)
             if self._clip_norm is not None and not generation.averaged and generation.step is not None:

@@ -8,7 +8,6 @@ import json
 import operator
 import os
 import statistics
-import threading
 import time
 import warnings
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -58,7 +57,6 @@ class Watch(_graph.Watcher):
         self._parameters: Dict[int, int] = {}
         self._waited: Callable[[], int] = lambda: 0
         self._began = 0
-        self._lock = threading.RLock()  # graphs may run in any thread
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         register_optimizer_step_pre_hook(lambda *_: self._steps())
@@ -82,34 +80,31 @@ class Watch(_graph.Watcher):
         return self._iterations[-1] if self._iterations else None
 
     def ran(self, graph: _graph.Graph, arguments: Sequence[int], began: int, marks: List[int], ended: int) -> None:
-        with self._lock:
-            self._close()
-            self._current.runs.append(Ran(graph, tuple(arguments), began, marks, ended, self._waited()))
+        self._close()
+        self._current.runs.append(Ran(graph, tuple(arguments), began, marks, ended, self._waited()))
 
     def _close(self) -> None:
         """An iteration ends when, after a step, anything else runs."""
         global _planned
-        with self._lock:
-            if not self._current.steps:
-                return
-            if _planned is not None and _planned.settle(self._current.runs):
-                _planned = None
-            if not self.timing:
-                self._iterations.clear()
-            self._iterations.append(self._current)
-            _, ended, waited = self._current.steps[-1]
-            self._current = Iteration(ended, waited)
+        if not self._current.steps:
+            return
+        if _planned is not None and _planned.settle(self._current.runs):
+            _planned = None
+        if not self.timing:
+            self._iterations.clear()
+        self._iterations.append(self._current)
+        _, ended, waited = self._current.steps[-1]
+        self._current = Iteration(ended, waited)
 
     def _steps(self) -> None:
         self._began = time.perf_counter_ns()
 
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        with self._lock:
-            if self._current.runs:
-                self._current.steps.append((self._began, time.perf_counter_ns(), self._waited()))
-                if self.timing:
-                    state = (v for s in optimizer.state.values() for v in s.values())
-                    self._current.kept[id(optimizer)] = sum(map(_bytes, state))
+        if self._current.runs:
+            self._current.steps.append((self._began, time.perf_counter_ns(), self._waited()))
+            if self.timing:
+                state = (v for s in optimizer.state.values() for v in s.values())
+                self._current.kept[id(optimizer)] = sum(map(_bytes, state))
 
 
 _watch: Optional[Watch] = None
