@@ -30,15 +30,12 @@ func asRoot(ctx context.Context, c *RunConfig, signals <-chan os.Signal, denied 
 	}
 	again := exec.Command(self, c.Again...)
 	again.Stdout, again.Stderr = c.Out, c.Err
-	again.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags:  unix.CLONE_NEWUSER,
-		UidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}},
-		GidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}},
-		AmbientCaps: []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN},
-		Setpgid:     true, // signals reach it through this process alone
-		Pdeathsig:   syscall.SIGTERM,
-	}
-	runtime.LockOSThread() // it gets that signal when this thread ends
+	again.SysProcAttr = launch.Bound()
+	again.SysProcAttr.Cloneflags = unix.CLONE_NEWUSER
+	again.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}}
+	again.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}}
+	again.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN}
+	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := again.Start(); err != nil {
 		return denied

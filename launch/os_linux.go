@@ -9,6 +9,13 @@ import (
 // unsupported is why nothing can be launched on this system.
 var unsupported error
 
+// Bound is what makes a process lead a group of its own, so that a terminal's signals reach it
+// through this one alone, and get SIGTERM when the thread that starts it ends, which the
+// caller locks until then.
+func Bound() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+}
+
 // leader is what makes a process lead a group of its own, which is killed if this
 // process is.
 func leader() *syscall.SysProcAttr {

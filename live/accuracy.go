@@ -160,6 +160,9 @@ func RunAccuracy(ctx context.Context, c Accuracy) ([]Learned, error) {
 	if err := s.scripts(); err != nil {
 		return nil, err
 	}
+	if err := s.settled(ctx, "accuracy", fmt.Sprintf("--hosts %d", c.Hosts)); err != nil {
+		return nil, err
+	}
 	for i := range out {
 		if err := s.learn(ctx, &out[i], c.Data[out[i].Goal.Data], c.Steps); err != nil {
 			return nil, fmt.Errorf("%s: %w", out[i].Goal.Model, err)

@@ -11,11 +11,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,9 +29,11 @@ import (
 
 	"weft/cluster"
 	"weft/examples"
+	"weft/internal/atomicfile"
 	"weft/internal/median"
 	"weft/job"
 	"weft/lab"
+	"weft/launch"
 	"weft/plan"
 	"weft/policy"
 	"weft/policy/all"
@@ -181,6 +185,13 @@ func Run(ctx context.Context, c Config) ([]Case, error) {
 	if err := s.scripts(); err != nil {
 		return nil, err
 	}
+	settings := fmt.Sprintf("--hosts %d --steps %d", c.Hosts, c.Steps)
+	for _, by := range c.Rails {
+		settings += fmt.Sprintf(" --rails %g", by)
+	}
+	if err := s.settled(ctx, "live", settings); err != nil {
+		return nil, err
+	}
 	var out []Case
 	for _, model := range c.Models {
 		steps := []string{s.file("train.py"), model, "--steps", strconv.Itoa(c.Steps)}
@@ -285,7 +296,8 @@ func (s *study) measure(ctx context.Context, x *Case, turns int, steps []string)
 			r.Predicted = result.Time / 1e6
 		}
 		r.Timeline = s.file(x.Model, at, r.Schedule.Name, "simulated-timeline.json")
-		if err := write(r.Timeline, result.Timeline); err != nil {
+		err = atomicfile.Write(ctx, r.Timeline, func(w io.Writer) error { return timeline.WriteChrome(w, result.Timeline) })
+		if err != nil {
 			return err
 		}
 	}
@@ -348,15 +360,6 @@ func predict(ctx context.Context, s Schedule, measured profiled) (*sim.Result, e
 	return sim.RunLegal(ctx, j, c, made, o.Limits, sim.Options{Timeline: true})
 }
 
-// write writes a timeline as a Chrome trace.
-func write(name string, t *timeline.Timeline) error {
-	var b bytes.Buffer
-	if err := timeline.WriteChrome(&b, t); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	return os.WriteFile(name, b.Bytes(), 0o666)
-}
-
 // trained is what a training writes.
 type trained struct {
 	Bytes   int64     `json:"bytes"` // of gradients
@@ -369,24 +372,53 @@ type trained struct {
 func (s *study) train(ctx context.Context, model, name string, rate float64, run, script []string) (*trained, error) {
 	s.step()
 	out := s.file(model, name+".json")
-	if b, err := os.ReadFile(out); err == nil {
-		t := new(trained)
-		return t, json.Unmarshal(b, t)
+	t, err := readTrained(out)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return t, err
 	}
 	part := out + ".part"
 	command := slices.Concat(run, []string{s.Python}, script, []string{"--out", part})
 	if err := s.lab(ctx, rate, command...); err != nil {
 		return nil, err
 	}
-	b, err := os.ReadFile(part)
-	if err != nil {
+	if t, err = readTrained(part); err != nil {
 		return nil, fmt.Errorf("the training has not written its times: %w", err)
 	}
-	t := new(trained)
-	if err := json.Unmarshal(b, t); err != nil || len(t.Times) == 0 {
-		return nil, fmt.Errorf("the training's times in %s cannot be read (%w)", part, err)
-	}
 	return t, os.Rename(part, out)
+}
+
+// readTrained reads what a training has written. Where there is no file the error is
+// [fs.ErrNotExist].
+func readTrained(name string) (*trained, error) {
+	b, err := os.ReadFile(name)
+	if err != nil {
+		return nil, err
+	}
+	t := new(trained)
+	if err = json.Unmarshal(b, t); err == nil && len(t.Times) == 0 {
+		err = errors.New("there are none")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: a training's times cannot be read (%w): remove it, and the training runs again", name, err)
+	}
+	return t, nil
+}
+
+// settled lets trainings of one kind go on in the directory only with the settings with which
+// they began, as flags: the names of files do not tell them apart.
+func (s *study) settled(ctx context.Context, kind, settings string) error {
+	name := s.file(kind, "settings")
+	b, err := os.ReadFile(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return atomicfile.Write(ctx, name, func(w io.Writer) error {
+			_, err := fmt.Fprintln(w, settings)
+			return err
+		})
+	}
+	if began := strings.TrimSpace(string(b)); err == nil && began != settings {
+		err = fmt.Errorf("trainings in %s were made with %s, not %s: give another --out, or these", s.Dir, began, settings)
+	}
+	return err
 }
 
 func (s *study) step() {
@@ -414,6 +446,9 @@ func (s *study) lab(ctx context.Context, rate float64, command ...string) error 
 	x := exec.CommandContext(ctx, s.Weft, append(append(args, "--"), command...)...)
 	x.Cancel = func() error { return x.Process.Signal(syscall.SIGINT) }
 	x.WaitDelay = 10 * time.Second
+	x.SysProcAttr = launch.Bound() // if the study is killed, the lab ends by itself
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	var said bytes.Buffer
 	x.Stdout, x.Stderr = &said, &said
 	if err := x.Run(); err != nil {

@@ -2,11 +2,17 @@ package live
 
 import (
 	"fmt"
+	"io"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"weft/cluster"
 	"weft/job"
@@ -155,8 +161,26 @@ func TestRun(t *testing.T) {
 	if err != nil || again[0].Rows[1].Time() != 1 {
 		t.Errorf("%+v, %v", again, err)
 	}
-	c.Turns, steps, c.Step = 3, 0, nil
-	if _, err = Run(t.Context(), c); err == nil || !strings.Contains(err.Error(), "gpt at coverage 2: torch:") || !strings.Contains(err.Error(), "no luck") {
+	c.Step = nil
+	other := c
+	other.Steps = 5
+	if _, err = Run(t.Context(), other); err == nil || !strings.Contains(err.Error(), "were made with --hosts 2 --steps 9, not --hosts 2 --steps 5") {
+		t.Errorf("trainings of another number of steps: %v", err)
+	}
+	cut := filepath.Join(c.Dir, "gpt-coverage2-dear-turn1.json")
+	for _, text := range []string{"", `{"times": []}`} {
+		if err := os.WriteFile(cut, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err = Run(t.Context(), c); err == nil || !strings.Contains(err.Error(), "gpt-coverage2-dear-turn1.json: a training's times cannot be read") {
+			t.Errorf("a result of %q: %v", text, err)
+		}
+	}
+	if err := os.Remove(cut); err != nil {
+		t.Fatal(err)
+	}
+	c.Turns = 3
+	if _, err = Run(t.Context(), c); err == nil || !strings.Contains(err.Error(), "gpt at coverage 2: dear:") || !strings.Contains(err.Error(), "no luck") {
 		t.Errorf("a training that fails: %v", err)
 	}
 }
@@ -190,5 +214,47 @@ func TestRails(t *testing.T) {
 	cases[0].Rows[0].Times[0] = 3
 	if one, several := cases[0].Fastest(); one.Schedule.Name != "p3" || several.Schedule.Name != "p3+spread" {
 		t.Errorf("%v and %v", one, several)
+	}
+}
+
+// A study that is killed does not leave its lab behind. The test is the study's process, too.
+func TestKilled(t *testing.T) {
+	const study = "WEFT_TEST_STUDY"
+	if dir := os.Getenv(study); dir != "" {
+		Run(t.Context(), Config{Lab: Lab{Weft: filepath.Join(dir, "weft"), Dir: dir, Hosts: 2, Models: []string{"gpt"}}, Steps: 1})
+		return
+	}
+	dir := t.TempDir()
+	told := filepath.Join(dir, "told")
+	if err := unix.Mkfifo(told, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// It holds the fifo open as long as it lives.
+	script := fmt.Sprintf("#!/bin/sh\nexec 3>%s\necho $$ >&3\nexec sleep infinity\n", told)
+	if err := os.WriteFile(filepath.Join(dir, "weft"), []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	x := exec.Command(os.Args[0], "-test.run=^TestKilled$")
+	x.Env = append(os.Environ(), study+"="+dir)
+	if err := x.Start(); err != nil {
+		t.Fatal(err)
+	}
+	fifo, err := os.Open(told)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fifo.Close()
+	lab := 0
+	if _, err := fmt.Fscanln(fifo, &lab); err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Kill(lab, syscall.SIGKILL)
+	x.Process.Kill()
+	x.Wait()
+	if err := fifo.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fifo.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("the lab goes on without its study: %v", err)
 	}
 }
