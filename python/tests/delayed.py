@@ -203,6 +203,39 @@ def read(model: nn.Module, optimizer: Any) -> None:
     assert reducer._delays is None  # type: ignore[union-attr]
 
 
+def twice(model: nn.Module, optimizer: Any) -> None:
+    """Two passes before each step: nothing is delayed. Where they come later, an error says so."""
+    alone = copy.deepcopy(model)
+    own = torch.optim.SGD(alone.parameters(), lr=0.1)
+    optimizer = one_step(model)
+    for n in range(3):
+        optimizer.zero_grad(set_to_none=True)
+        for x, y in list(batches(RANK))[:2]:
+            model(x, y, n, RANK).backward()
+        optimizer.step()
+        own.zero_grad(set_to_none=True)
+        for rank in range(WORLD):
+            for x, y in list(batches(rank))[:2]:
+                (alone.loss(x, y, n, rank) / WORLD).backward()
+        own.step()
+        for a, b in zip(state(model), state(alone)):
+            assert torch.allclose(a, b, atol=1e-6), float((a - b).abs().max())
+        assert same(model)
+    assert weft._session.reducer._delays is None  # type: ignore[union-attr]
+    optimizer = one_step(model)
+    for n in range(2):
+        train(model, optimizer, 9)
+    x, y = next(batches(RANK))
+    model(x, y, 9, RANK).backward()
+    try:
+        model(x, y, 9, RANK).backward()
+    except weft.WeftError as e:
+        assert f"rank {RANK}" in str(e) and "no_sync" in str(e), e
+    else:
+        raise AssertionError("a second pass was taken")
+    optimizer.step()
+
+
 def two_optimizers(model: nn.Module, optimizer: Any) -> None:
     """One of them is unknown to weft, and reads gradients after step: nothing is delayed."""
     parameters = list(model.parameters())
@@ -315,6 +348,7 @@ def main(plan: Dict[str, Any], out: str) -> None:
     scaled(model, optimizer)
     alone(model, optimizer)
     read(model, optimizer)
+    twice(model, optimizer)
     two_optimizers(model, optimizer)
     open(f"{out}.{weft.rank()}", "w").close()
 

@@ -45,6 +45,7 @@ class Delayed(unittest.TestCase):
                 (ended,) = launch.run_command([launch.WEFT, "run", "-n", str(WORLD), "--plan", plan, "--max-delay", str(delay), "--", *script], {})
                 self.assertEqual(ended.code, 0, ended.output)
                 self.assertIn(f"delays updates: delay {delay}", ended.output)
+                self.assertIn("no updates are delayed from now on: two backward passes before step()", ended.output)
                 for rank in range(WORLD):
                     self.assertTrue(os.path.exists(f"{out}.{rank}"), ended.output)
 

@@ -248,7 +248,7 @@ class Reducer:
         self._expected = True
         for t in tensors_in(output):
             if t.grad_fn is not None:
-                t.register_hook(lambda _: self._begin())
+                t.register_hook(lambda _: self._begin(fresh=True))
 
     def _before_step(self) -> None:
         """Raises WeftError for a step that no pass came before: the other workers wait for that pass; or of other parameters."""
@@ -320,14 +320,17 @@ class Reducer:
             self._client.boundary(self._ended)
             self._ended += 1
 
-    def _begin(self) -> None:
-        """Has the engine call _end at the end of the backward pass that runs, unless it will already."""
+    def _begin(self, fresh: bool = False) -> None:
+        """Has the engine call _end at the end of the backward pass that runs, unless it will already.
+
+        fresh says that the pass has accumulated nothing yet.
+        """
         if self.ended is not None:
             raise WeftError(self.ended)
         self.watch.backward()
         if self.paused or self._pass() is not None:
             return
-        self._open()
+        self._open(fresh)
         if any(self._at_read) and not self.joining:
             self._statistics.begin()
 
@@ -338,7 +341,7 @@ class Reducer:
         self._pass = weakref.ref(end)
         at_end_of_backward(end)
 
-    def _open(self) -> None:
+    def _open(self, fresh: bool = False) -> None:
         # The engine drops the last pass's function, uncalled, when that pass ends by an exception.
         if self._buckets.handed_over():
             raise WeftError(
@@ -346,7 +349,12 @@ class Reducer:
                 " some of its gradients; training cannot go on"
             )
         if self._delays is not None and self._delays.awaits_step:
-            raise WeftError("two backward passes before step() under a plan that delays updates: all but the last belong in no_sync()")
+            twice = "two backward passes before step(): all but the last belong in no_sync()"
+            # Averages of the pass before become .grad, to which this one adds. That must come before what it accumulates, and no
+            # older update may be outstanding: it would change parameters that this pass has read.
+            if not fresh or self._delays.iteration > 1:
+                raise WeftError(f"rank {self._client.rank}: under a plan that delays updates, {twice}")
+            self._undelay(twice)
         self._end_iteration()
         if not self._verified:  # the model was not called as a whole
             self._places.verify()
