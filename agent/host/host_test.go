@@ -201,6 +201,20 @@ func TestExitCode(t *testing.T) {
 
 // Whoever is killed, at whatever moment: all others end within 10 seconds, and say who
 // it was, and what of. (A host that nobody has heard of yet is late, not lost.)
+// Where workers were ended because the agent had failed, the failure counts, not the signal
+// that they got.
+func TestOutcome(t *testing.T) {
+	told, own := &launch.Exit{Rank: 1, Code: 143, Signal: syscall.SIGTERM, Told: true}, &launch.Exit{Rank: 0, Code: 5}
+	failure := errors.New("no space left")
+	if err := outcome(t.Context(), []*launch.Exit{told}, failure); err != failure {
+		t.Errorf("%#v", err)
+	}
+	failed, ok := errors.AsType[*launch.Failed](outcome(t.Context(), []*launch.Exit{told, own}, failure))
+	if !ok || failed.Code != 5 || failed.Err != failure {
+		t.Errorf("%+v", failed)
+	}
+}
+
 func TestKill(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	r := rand.New(rand.NewPCG(seed, 0))

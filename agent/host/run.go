@@ -92,7 +92,7 @@ func outcome(ctx context.Context, failed []*launch.Exit, failure error) error {
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case x == nil:
+	case x == nil, x.Told && failure != nil: // nobody failed by itself
 		return failure
 	}
 	return &launch.Failed{Code: x.Code, Err: cmp.Or[error](failure, x)}

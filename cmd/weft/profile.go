@@ -60,6 +60,11 @@ goes on to its end.`,
 		if err != nil {
 			return err
 		}
+		if o.First == 0 {
+			if err := c.Probe(*out, *on); err != nil {
+				return err
+			}
+		}
 		var report atomic.Pointer[cli.Report]
 		o.Review = &agent.Review{After: profileWarmUp + n + 1, Profile: n, Take: func(r agent.Reviewed) (d agent.Decided, err error) {
 			if report.Load() != nil {

@@ -78,6 +78,11 @@ a signal) is that of weft run.`,
 		if err := given.check(o.Place); err != nil {
 			return err
 		}
+		if o.First == 0 {
+			if err := c.Probe(*report); err != nil {
+				return err
+			}
+		}
 		if o.Schedule, err = given.schedule(cmd.Context(), c, o.Place); err != nil {
 			return err
 		}

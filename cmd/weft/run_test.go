@@ -245,3 +245,23 @@ func isEmpty(dir string) bool {
 	entries, err := os.ReadDir(dir)
 	return err == nil && len(entries) == 0
 }
+
+// An output that cannot be written is said before a training, not after it.
+func TestOutputsFirst(t *testing.T) {
+	dir := t.TempDir()
+	for _, command := range [][]string{
+		{"run", "-n", "1", "--report", filepath.Join(dir, "none", "report.json")},
+		{"profile", "-n", "1", "-o", filepath.Join(dir, "none", "job.json")},
+		{"profile", "-n", "1", "-o", filepath.Join(dir, "job.json"), "--cluster", dir},
+	} {
+		var out, err bytes.Buffer
+		c := &cli.Console{In: strings.NewReader(""), Out: &out, Err: &err}
+		code := run(t.Context(), c, append(command, "--", "touch", filepath.Join(dir, "started")))
+		if code != cli.BadInput || !strings.Contains(err.String(), dir) {
+			t.Errorf("%q: %d, %s", command, code, err.String())
+		}
+		if left, _ := filepath.Glob(filepath.Join(dir, "*")); len(left) > 0 {
+			t.Errorf("%q: it has begun: %q", command, left)
+		}
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"syscall"
 )
 
 // Write makes the file name hold what write writes. The bytes go to a temporary
@@ -21,27 +22,14 @@ import (
 // A symbolic link is followed and stays. What is no regular file, such as
 // /dev/null or a pipe, is written to directly.
 func Write(ctx context.Context, name string, write func(io.Writer) error) error {
-	if target, err := filepath.EvalSymlinks(name); err == nil {
-		name = target
-	}
-	perm := fs.FileMode(0o666) // less the umask
-	switch info, err := os.Stat(name); {
-	case errors.Is(err, fs.ErrNotExist):
-	case err != nil:
-		return err
-	case info.IsDir():
-		return &fs.PathError{Op: "write", Path: name, Err: errors.New("is a directory")}
-	case !info.Mode().IsRegular():
-		return writeDirect(ctx, name, write)
-	default:
-		perm = info.Mode().Perm()
-	}
-
-	temp := filepath.Join(filepath.Dir(name), fmt.Sprintf(".%s.%08x.tmp", filepath.Base(name), rand.Uint32()))
-	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
+	name, f, err := begin(name)
 	if err != nil {
-		return renamed(err, name)
+		return err
 	}
+	if f == nil {
+		return writeDirect(ctx, name, write)
+	}
+	temp := f.Name()
 	// The program may end soon after ctx, whatever write is at.
 	keep := context.AfterFunc(ctx, func() { os.Remove(temp) })
 	err = write(writer{ctx, f})
@@ -61,6 +49,50 @@ func Write(ctx context.Context, name string, write func(io.Writer) error) error 
 		}
 	}
 	return err
+}
+
+// Probe says whether Write could make a file of that name now: an error that it would meet
+// only after long work.
+func Probe(name string) error {
+	name, f, err := begin(name)
+	if err != nil {
+		return err
+	}
+	if f == nil {
+		if f, err = os.OpenFile(name, os.O_WRONLY|syscall.O_NONBLOCK, 0); errors.Is(err, syscall.ENXIO) {
+			return nil // a pipe that nobody reads yet
+		} else if err != nil {
+			return err
+		}
+		return f.Close()
+	}
+	return errors.Join(f.Close(), os.Remove(f.Name()))
+}
+
+// begin makes the temporary file, nil for what is no regular file, and tells the name that
+// symbolic links lead to.
+func begin(name string) (string, *os.File, error) {
+	if target, err := filepath.EvalSymlinks(name); err == nil {
+		name = target
+	}
+	perm := fs.FileMode(0o666) // less the umask
+	switch info, err := os.Stat(name); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return name, nil, err
+	case info.IsDir():
+		return name, nil, &fs.PathError{Op: "write", Path: name, Err: errors.New("is a directory")}
+	case !info.Mode().IsRegular():
+		return name, nil, nil
+	default:
+		perm = info.Mode().Perm()
+	}
+	temp := filepath.Join(filepath.Dir(name), fmt.Sprintf(".%s.%08x.tmp", filepath.Base(name), rand.Uint32()))
+	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
+	if err != nil {
+		return name, nil, renamed(err, name)
+	}
+	return name, f, nil
 }
 
 // renamed is err about name in place of the temporary, of which no user knows.

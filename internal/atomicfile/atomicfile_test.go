@@ -159,3 +159,20 @@ func TestWriteNowhere(t *testing.T) {
 		t.Errorf("left behind: %v", entries)
 	}
 }
+
+func TestProbe(t *testing.T) {
+	name, holds := dir(t, "old")
+	if err := Probe(name); err != nil {
+		t.Error(err)
+	}
+	holds("old")
+	if err := Probe(os.DevNull); err != nil {
+		t.Error(err)
+	}
+	for _, bad := range []string{filepath.Dir(name), filepath.Join(name, "f"), filepath.Join(filepath.Dir(name), "none", "f")} {
+		if err := Probe(bad); err == nil || !strings.Contains(err.Error(), bad) {
+			t.Errorf("%s: %v", bad, err)
+		}
+	}
+	holds("old")
+}

@@ -56,6 +56,19 @@ func (c *Console) WriteFile(ctx context.Context, name string, write func(io.Writ
 	return atomicfile.Write(ctx, name, write)
 }
 
+// Probe says of each file, before long work, whether WriteFile could write it; "" is none.
+func (c *Console) Probe(names ...string) error {
+	for _, name := range names {
+		if name == "" || name == Stdout {
+			continue
+		}
+		if err := atomicfile.Probe(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 const (
 	patience = time.Second            // how long work runs before it shows how far it is
 	tick     = 100 * time.Millisecond // how often it does, at most
