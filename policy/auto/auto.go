@@ -201,6 +201,10 @@ func (x outcome) note(floor bound.Bound, tried int) string {
 	if x.with != "" {
 		name += " " + x.with
 	}
+	idle := func(x plan.Program) bool { return len(x.Transfers) == 0 }
+	if used := slices.DeleteFunc(slices.Clone(x.plan.Programs), idle); len(used) > 1 {
+		name += fmt.Sprintf(" over %d links", len(used))
+	}
 	kind := kinds[bound.ClassOf(x.plan)]
 	gap := fmt.Sprintf("and no %s is faster", kind)
 	if floor.Time > 0 && x.time > floor.Time*(1+1e-9) {

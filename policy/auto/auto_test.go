@@ -127,6 +127,9 @@ func TestNeverBeaten(t *testing.T) {
 	if slices.ContainsFunc(p.Programs, func(x plan.Program) bool { return len(x.Transfers) == 0 }) {
 		t.Errorf("a link carries nothing")
 	}
+	if !strings.Contains(p.Notes[0], " over 2 links: ") {
+		t.Errorf("told %q", p.Notes[0])
+	}
 	best, err := sim.Run(t.Context(), j, c, p, sim.Options{})
 	if err != nil {
 		t.Fatal(err)

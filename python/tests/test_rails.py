@@ -17,11 +17,14 @@ from .test_plans import job
 STEPS, FEW = 11, {"WEFT_PROFILE_ITERATIONS": "4"}
 # Warm-up, profile, settling, window, turns, rest: a choice is made within 20 steps.
 OFTEN = {"WEFT_PILOT": "1,4,1,1,2,9"}
+# How much of the bytes goes over the second rail at least, by what became of the plan: it runs in 12 of those 20 steps, or in the
+# 4 of its turns, where plain buckets, which use the first alone, are no slower on the machine that day. Of 1/3, as in a plan.
+ENOUGH = {"kept": 0.1, "dropped": 0.03}
 LINKS = ["--link", "200Mbit,50us,name=net", "--link", "100Mbit,50us,name=rail1"]
 
 
-def lab(hosts: int) -> List[str]:
-    return [launch.WEFT, "lab", "--hosts", str(hosts), "--rails", "2", "--rate", "200Mbit,100Mbit", "--"]
+def lab(hosts: int, rates: str = "200Mbit,100Mbit") -> List[str]:
+    return [launch.WEFT, "lab", "--hosts", str(hosts), "--rails", "2", "--rate", rates, "--"]
 
 
 def made() -> str:
@@ -57,13 +60,13 @@ class Rails(unittest.TestCase):
     def file(cls, name: str) -> str:
         return os.path.join(cls.directory, name)
 
-    def start(self, hosts: int, command: List[str], *script: str, env: Any = {}) -> launch.Rank:
+    def start(self, where: List[str], command: List[str], *script: str, env: Any = {}) -> launch.Rank:
         python = [sys.executable, "-W", "ignore", os.path.join(launch.HERE, "rails.py"), *script]
-        return launch.run_command([*lab(hosts), launch.WEFT, *command, "--", *python], env)[0]
+        return launch.run_command([*where, launch.WEFT, *command, "--", *python], env)[0]
 
-    def train(self, hosts: int, command: List[str], *script: str, env: Any = {}) -> Tuple[str, float, str]:
+    def train(self, hosts: int, command: List[str], *script: str, env: Any = {}, rates: str = "200Mbit,100Mbit") -> Tuple[str, float, str]:
         """The digest of all ranks, how much of the bytes went over the second rail, and the output."""
-        ended = self.start(hosts, command, *(script or [str(STEPS)]), env=env)
+        ended = self.start(lab(hosts, rates), command, *(script or [str(STEPS)]), env=env)
         found = re.findall(r"digest (\w+) sent (\d+) (\d+)", ended.output)
         self.assertEqual((ended.code, [d for d, _, _ in found]), (0, hosts * [(found or [[""]])[0][0]]), ended.output)
         first, second = (sum(int(x[rail]) for x in found) for rail in (1, 2))
@@ -87,7 +90,7 @@ class Rails(unittest.TestCase):
 
     def test_cut(self) -> None:
         """An interface that goes down in mid-run: both ranks are told soon which rail, rank and tensor it is about."""
-        ended = self.start(2, ["run", "--policy", "dear", "--spread", "--job", self.file("job.json"), *LINKS], "1000", "cut")
+        ended = self.start(lab(2), ["run", "--policy", "dear", "--spread", "--job", self.file("job.json"), *LINKS], "1000", "cut")
         self.assertNotEqual(ended.code, 0, ended.output)
         (at,), told = re.findall(r"cut at (\S+)", ended.output), re.findall(r"told at (\S+) (.*)", ended.output)
         self.assertEqual(len(told), 2, ended.output)
@@ -100,8 +103,17 @@ class Rails(unittest.TestCase):
         want = self.plain(3, 20)
         digest, second, output = self.train(3, ["run", "--policy", "dear", "--spread"], "20", env=OFTEN)
         self.assertEqual(digest, want, output)
-        self.assertRegex(output, r"weft: plan sha256:\w+, policy dear, delay 0\n(.*\n)*.*weft: the plan is (kept|dropped)")
-        self.assertGreater(second, 0.1)
+        (verdict,) = re.findall(r"weft: plan sha256:\w+, policy dear, delay 0\n(?:.*\n)*.*weft: the plan is (kept|dropped)", output)
+        self.assertGreater(second, ENOUGH[verdict], output)
+
+    def test_best(self) -> None:
+        """The best plan of all policies, which a training chooses by itself: on lines as slow as these one over both."""
+        want = self.plain(2, 20)
+        digest, second, output = self.train(2, ["run"], "20", env=OFTEN, rates="40Mbit,20Mbit")
+        self.assertEqual(digest, want, output)
+        told = r"weft: plan sha256:\w+, policy auto, delay 0\n.*weft: the best of \d+ plans is that of .* over 2 links: (?:.*\n)*.*weft: the plan is (kept|dropped)"
+        (verdict,) = re.findall(told, output)
+        self.assertGreater(second, ENOUGH[verdict], output)
 
     def test_delayed(self) -> None:
         plan = self.file("plan.json")
