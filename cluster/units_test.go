@@ -25,6 +25,7 @@ func TestParseQuantities(t *testing.T) {
 		{bandwidth, "1e3kbit", 1e6},
 		{bandwidth, "10", `bandwidth "10": no unit; known: [Tbit Gbit Mbit kbit bit TB GB MB kB B TiB GiB MiB KiB]`},
 		{bandwidth, "10gbit", `bandwidth "10gbit": unknown unit "gbit"; did you mean "Gbit"?`},
+		{bandwidth, "10G", `bandwidth "10G": unknown unit "G"; did you mean "Gbit"?`},
 		{bandwidth, "Gbit", `bandwidth "Gbit": "" is not a number`},
 		{bandwidth, "-1Gbit", `bandwidth "-1Gbit": negative`},
 		{bandwidth, "1e999bit", `bandwidth "1e999bit": "1e999" is not a number`},

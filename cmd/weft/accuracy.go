@@ -18,16 +18,17 @@ func newStudyAccuracy(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "accuracy",
 		Short: "Train models in the lab to the same score by different schedules",
-		Long: `Trains models on real data on the hosts of a lab (see weft lab), one worker of one
-thread on each, by every schedule, from several seeds, with the same
+		Long: `Trains models on real data on the hosts of a lab (see weft lab), one worker of
+one thread on each, by every schedule, from several seeds, with the same
 hyper-parameters and number of steps. It tells the score of each schedule, and
 after how long it was as good as the first schedule is at the end.
 
-cnn and resnet18 learn MNIST, whose four files, gzipped, lie in --mnist; gpt learns
-Go source, from --text, as /usr/local/go/src. They are trained from 5 seeds, gpt from 3.
+cnn and resnet18 learn MNIST, whose four files, gzipped, lie in --mnist; gpt
+learns Go source, from --text, as /usr/local/go/src. They are trained from 5
+seeds, gpt from 3.
 
-All files lie in the directory --out. Trainings whose results lie there are not run
-again, so a study that was interrupted goes on where it was.`,
+All files lie in the directory --out. Trainings whose results lie there are not
+run again, so a study that was interrupted goes on where it was.`,
 		Example: `  weft study accuracy --mnist DIR --text /usr/local/go/src --out results
   weft study accuracy --models resnet18 --mnist DIR --seeds 1 --steps 60`,
 		Args: cobra.NoArgs,

@@ -31,14 +31,15 @@ func newBenchAllReduce(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "allreduce",
 		Short: "Measure all-reduces of the live engine, by size",
-		Long: `Starts N workers on this host, as weft run does, and measures how long it takes to
-reduce a bucket of each size: through shared memory and the agent, and between the
-hosts where there are several. A worker of weft run measures with the others.
+		Long: `Starts N workers on this host, as weft run does, and measures how long it takes
+to reduce a bucket of each size: through shared memory and the agent, and
+between the hosts where there are several. A worker of weft run measures with
+the others.
 
 time is the median of the iterations, on rank 0. algbw is the bucket's bytes by
-the time; busbw is 2(n-1)/n of that, what each of n workers sends in a ring, which
-can be compared between numbers of workers. #wrong counts elements of the last
-iteration that are not the mean.`,
+the time; busbw is 2(n-1)/n of that, what each of n workers sends in a ring,
+which can be compared between numbers of workers. #wrong counts elements of the
+last iteration that are not the mean.`,
 		Example: `  weft bench allreduce -n 4
   weft lab --hosts 4 --rate 1Gbit -- weft bench allreduce`,
 		Args: cobra.NoArgs,

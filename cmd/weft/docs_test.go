@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -119,6 +120,31 @@ func parses(t *testing.T, page string, args []string) {
 			parses(t, page, args[i+2:])
 		}
 	}
+}
+
+// TestHelp requires that help fits a terminal of 80 columns, and that every example in it parses.
+func TestHelp(t *testing.T) {
+	var walk func(*cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		if cmd.Hidden || cmd.Name() == "completion" || cmd.Name() == "help" {
+			return // cobra's
+		}
+		cmd.InitDefaultHelpFlag()
+		for line := range strings.Lines(cmd.Long + "\n" + strings.Repeat(" ", 3+cmd.NamePadding()) + cmd.Short + "\n" + cmd.UseLine() + "\n" + cmd.Flags().FlagUsagesWrapped(80)) {
+			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
+				t.Errorf("%s --help: %d columns: %s", cmd.CommandPath(), n, line)
+			}
+		}
+		for line := range strings.Lines(cmd.Example) {
+			if args, ok := strings.CutPrefix(strings.TrimSpace(line), "weft "); ok {
+				parses(t, cmd.CommandPath()+" --help", strings.Fields(args))
+			}
+		}
+		for _, sub := range cmd.Commands() {
+			walk(sub)
+		}
+	}
+	walk(newRoot(&cli.Console{}))
 }
 
 // TestPackagesDocumented looks every package that others import up in the tables of docs/design.md and docs/engine.md.

@@ -15,14 +15,15 @@ import (
 
 func newLab(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "lab --hosts N [--rails N] [--rate RATE] -- COMMAND...",
+		Use:   "lab --hosts N [flags] -- COMMAND...",
 		Short: "Run a command on each host of an emulated cluster",
 		Long: `Makes N hosts of this machine: network namespaces, each with an interface eth0,
-joined by a switch; with --rails 2 also eth1, to another switch. COMMAND runs once on each. What it prints comes out line by
-line behind its [host].
+joined by a switch; with --rails 2 also eth1, to another switch. COMMAND runs
+once on each. What it prints comes out line by line behind its [host].
 
---rate shapes what a host sends and what it receives, at the same time; with several
-rails it may be a list, one a rail. The hosts share this machine's processors, memory and files.
+--rate shapes what a host sends and what it receives, at the same time; with
+several rails it may be a list, one a rail. The hosts share this machine's
+processors, memory and files.
 
 COMMAND finds RANK (its host), WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
 MASTER_ADDR and MASTER_PORT in its environment, and what weft run and
@@ -40,7 +41,7 @@ make namespaces of their own.`,
 	var config lab.Config
 	cmd.Flags().IntVar(&config.Hosts, "hosts", 2, "how many hosts to make")
 	rails := cmd.Flags().Int("rails", 1, "how many networks join the hosts, each with an interface of its own: eth0, eth1, ...")
-	rate := cmd.Flags().String("rate", "", "`bandwidth` of each host's line in each direction, as 1Gbit,\nor one for each rail, as 1Gbit,500Mbit (default: as fast as it goes)")
+	rate := cmd.Flags().String("rate", "", "`bandwidth` of each host's line in each direction, as 1Gbit, or one for each rail, as 1Gbit,500Mbit (default: as fast as it goes)")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if config.Hosts < 1 || config.Hosts > lab.MaxHosts {
 			return cli.Usagef("--hosts %d: need 1 to %d", config.Hosts, lab.MaxHosts)

@@ -35,13 +35,14 @@ const maxLoopback = 16
 func newLinksTest(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "test",
-		Short: "Measure latency and bandwidth between hosts, and write a cluster file",
-		Long: `Measures how long messages and collectives of the live engine take by size between the
-hosts of the environment, as weft lab, weft run, torchrun and others tell it: start it on
-every host. Rank 0 prints the latency and bandwidth that explain messages best, how
-far off they are, and with -o writes them as a cluster file. Of several rails (WEFT_RAILS) it
-measures each, and every two at once: those that share a medium say so in the file. With -n N it measures
-N hosts that are all in this process, over loopback.`,
+		Short: "Measure latency and bandwidth between hosts; write a cluster file",
+		Long: `Measures how long messages and collectives of the live engine take by size
+between the hosts of the environment, as weft lab, weft run, torchrun and others
+tell it: start it on every host. Rank 0 prints the latency and bandwidth that
+explain messages best, how far off they are, and with -o writes them as a
+cluster file. Of several rails (WEFT_RAILS) it measures each, and every two at
+once: those that share a medium say so in the file. With -n N it measures N
+hosts that are all in this process, over loopback.`,
 		Example: `  weft lab --hosts 2 --rate 1Gbit -- weft links test -o cluster.yaml
   weft lab --hosts 2 --rails 2 --rate 1Gbit,500Mbit -- weft links test -o cluster.yaml
   weft links test -n 2

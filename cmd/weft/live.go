@@ -21,19 +21,20 @@ func newStudyLive(c *cli.Console) *cobra.Command {
 		Short: "Measure schedules on real trainings in the lab",
 		Long: `Trains models on the hosts of a lab (see weft lab), one worker of one thread on
 each, by every schedule in turns, and sets what the simulator predicts of a
-schedule beside what was measured. The simulated timelines lie beside the results.
+schedule beside what was measured. The simulated timelines lie beside the
+results.
 
 A line's rate follows from the coverage rate: the time of the gradients on the
 wire, by that of an iteration of computation alone, which is measured first. A
-schedule is torch (DistributedDataParallel over gloo), a policy, or a policy and the
-delay that it is allowed, as deft:1.
+schedule is torch (DistributedDataParallel over gloo), a policy, or a policy and
+the delay that it is allowed, as deft:1.
 
-With --rails the hosts have further networks. Policies plan for the first; dear+spread is
-dear over all of them. Beside the table comes by how much the best schedule over all rails is faster
-than the best on one.
+With --rails the hosts have further networks. Policies plan for the first;
+dear+spread is dear over all of them. Beside the table comes by how much the
+best schedule over all rails is faster than the best on one.
 
-All files lie in the directory --out. Trainings whose times lie there are not run
-again, so a study that was interrupted goes on where it was.`,
+All files lie in the directory --out. Trainings whose times lie there are not
+run again, so a study that was interrupted goes on where it was.`,
 		Example: `  weft study live --out results
   weft study live --models gpt --coverage 1,2 --schedules torch,ddp,dear,deft:1 --out results
   weft study live --models resnet18 --coverage 2 --rails 0.5 --schedules ddp,dear,dear+spread --out rails`,
@@ -43,7 +44,9 @@ again, so a study that was interrupted goes on where it was.`,
 	fs := cmd.Flags()
 	fs.StringSliceVar(&config.Models, "models", []string{"resnet18", "gpt"}, "models to train")
 	fs.Float64SliceVar(&config.Coverages, "coverage", []float64{1}, "coverage `rates`")
-	fs.Float64SliceVar(&config.Rails, "rails", nil, "further rails: their `rates`, by that of the first")
+	fs.Lookup("coverage").DefValue = "1" // not [1.000000]
+	fs.Float64SliceVar(&config.Rails, "rails", nil, "further rails: their `rates`, by that of the first (default: none)")
+	fs.Lookup("rails").DefValue = ""
 	schedules := fs.StringSlice("schedules", []string{live.DDP, "ddp", "dear", "p3", "deft:1"}, "what to compare; the first is what the others are compared with")
 	fs.IntVar(&config.Turns, "turns", 3, "turns of each schedule")
 	fs.IntVar(&config.Steps, "steps", 20, "steps of a turn that are timed")

@@ -32,23 +32,23 @@ const (
 
 func newProfile(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "profile -n N -- COMMAND...",
+		Use:   "profile -n N [flags] -- COMMAND...",
 		Short: "Measure what a training computes and communicates, as a job",
-		Long: `Runs COMMAND on N workers, as weft run does, with plain buckets. After 5 iterations
-it measures the next 20, or as many as WEFT_PROFILE_ITERATIONS says: which op reads
-which parameter, which gradient is ready when, what computation takes without
-transfers beside it, and what transfers take. The job is what compare, plan and other
-commands take.
+		Long: `Runs COMMAND on N workers, as weft run does, with plain buckets. After 5
+iterations it measures the next 20, or as many as WEFT_PROFILE_ITERATIONS says:
+which op reads which parameter, which gradient is ready when, what computation
+takes without transfers beside it, and what transfers take. The job is what
+compare, plan and other commands take.
 
-The files are written as soon as these iterations have passed, by host 0. Training
-goes on to its end.`,
+The files are written as soon as these iterations have passed, by host 0.
+Training goes on to its end.`,
 		Example: `  weft profile -n 2 -o job.json --cluster cluster.yaml -- python3 train.py
   weft compare job.json --cluster cluster.yaml`,
 		Args: want(1, 0, "a COMMAND"),
 	}
 	training := newTraining(cmd)
 	out := cmd.Flags().StringP("out", "o", "job.json", "`file` to write the job to")
-	on := cmd.Flags().String("cluster", "", "`file` to write what the training ran on to: workers, the link, the slowdown\nof computation by transfers")
+	on := cmd.Flags().String("cluster", "", "`file` to write what the training ran on to: workers, the link, the slowdown of computation by transfers")
 	asJSON := jsonFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx := cmd.Context()

@@ -23,9 +23,9 @@ func newReplay(c *cli.Console) *cobra.Command {
 		Short: "Run a plan in real time, with played computation",
 		Long: `Runs a plan with the live engine: an agent for each host of the cluster, all in
 this process, real gradients in shared memory, and links that are as slow as the
-cluster says. Only the computation is played, by the job's times. Prints what was
-measured and what the simulator predicts, and checks that all sums are right. The
-plan is --plan FILE, or that of --policy NAME.`,
+cluster says. Only the computation is played, by the job's times. Prints what
+was measured and what the simulator predicts, and checks that all sums are
+right. The plan is --plan FILE, or that of --policy NAME.`,
 		Example: `  weft replay job.json --plan plan.json --link 1Gbit,50us -n 4
   weft replay resnet50 --device v100 --policy dear --link 1Gbit,50us -n 4
   weft replay job.json --policy ddp --cluster cluster.yaml --timeline out.json`,

@@ -17,13 +17,16 @@ func newRoot(c *cli.Console) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "weft",
 		Short: "Compile communication schedules for data-parallel training",
-		Long: `Weft reads a profiler trace that you already have and tells where the step time
-goes, and what another schedule of communication would make of it.
+		Long: `Weft averages gradients for PyTorch on several machines, in place of
+DistributedDataParallel: it measures a training while it runs, plans when each
+gradient travels, tries the plan, and keeps what is faster. Of a profiler trace
+it tells where the step time goes, and what other schedules would make of it.
 
 A file named "-" is the standard input or output.
 Exit codes: 0 fine, 1 the answer is no, 2 bad usage, 3 bad input or a file that
 cannot be read or written, 130 interrupted.`,
-		Example: `  weft inspect trace.json.gz
+		Example: `  weft run -n 2 -- python3 train.py
+  weft inspect trace.json.gz
   weft compare trace.json.gz --workers 16 --link 10Gbit,25us`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -35,7 +38,22 @@ cannot be read or written, 130 interrupted.`,
 	root.SetIn(c.In)
 	root.SetOut(c.Out)
 	root.SetErr(c.Err)
-	root.AddCommand(newInspect(c), newCompare(c), newPair(c), newPlan(c), newSimulate(c), newReplay(c), newRun(c), newProfile(c), newLab(c), newBench(c), newLinks(c), newKeep(), newAgent(c), newImport(c), newPolicies(c), newZoo(c), newExplain(c), newStudy(c), newVersion(c))
+	cobra.EnableCommandSorting = false // most wanted first
+	for _, group := range []struct {
+		title    string
+		commands []*cobra.Command
+	}{
+		{"Train, and measure:", []*cobra.Command{newRun(c), newProfile(c), newLab(c), newLinks(c), newBench(c)}},
+		{"See what would help:", []*cobra.Command{newInspect(c), newCompare(c), newPair(c), newZoo(c), newPolicies(c), newExplain(c), newStudy(c)}},
+		{"Look closer at a plan:", []*cobra.Command{newImport(c), newPlan(c), newSimulate(c), newReplay(c)}},
+	} {
+		root.AddGroup(&cobra.Group{ID: group.title, Title: group.title})
+		for _, cmd := range group.commands {
+			cmd.GroupID = group.title
+			root.AddCommand(cmd)
+		}
+	}
+	root.AddCommand(newKeep(), newAgent(c), newVersion(c))
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	mark(root)

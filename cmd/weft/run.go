@@ -31,35 +31,37 @@ const (
 
 func newRun(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "run -n N -- COMMAND...",
-		Short: "Run a training script on several workers, whose gradients weft reduces",
+		Use:   "run -n N [flags] -- COMMAND...",
+		Short: "Train: run a script on several workers, average their gradients",
 		Long: `Starts N workers on this host, each a process that runs COMMAND, and the agent
 that reduces their gradients. What a worker prints comes out line by line behind
 its [rank].
 
 A worker finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
 MASTER_PORT and WEFT_SOCKET in its environment, and the Python package weft that
-comes with this program behind what PYTHONPATH has; OMP_NUM_THREADS, if it is not
-set, is an equal part of the processors.
+comes with this program behind what PYTHONPATH has; OMP_NUM_THREADS, if it is
+not set, is an equal part of the processors.
 
 For several hosts, run it on each, in any order, with the same -n, --nodes and
---master, and the host's number as --node-rank. WEFT_SECRET_FILE names a file with
-a secret that is the same on all of them.
+--master, and the host's number as --node-rank. WEFT_SECRET_FILE names a file
+with a secret that is the same on all of them.
 
-Training begins in plain buckets, which are measured. If a plan is faster as simulated,
-it runs in turns with plain buckets until it is known which is; what is kept is watched.
-The weights are the same, unless --max-delay lets updates come late. At the end host 0
-tells what was found. --policy NAME has that policy make the plan, and --policy ddp runs
-plain buckets alone.
+Training begins in plain buckets, which are measured. If a plan is faster as
+simulated, it runs in turns with plain buckets until it is known which is; what
+is kept is watched. The weights are the same, unless --max-delay lets updates
+come late. At the end host 0 tells what was found. --policy NAME has that policy
+make the plan, and --policy ddp runs plain buckets alone.
 
-With --plan FILE the gradients travel as that plan says, and updates are applied when
-it says; it is refused if it is not for the model, breaks a rule, or delays more than
---max-delay allows. With --policy NAME and --job the plan is made here, of a job of this
-model on a --cluster or --link. All hosts must be given the same.
+With --plan FILE the gradients travel as that plan says, and updates are applied
+when it says; it is refused if it is not for the model, breaks a rule, or delays
+more than --max-delay allows. With --policy NAME and --job the plan is made
+here, of a job of this model on a --cluster or --link. All hosts must be given
+the same.
 
 The first worker that fails ends all, and its exit code (128 + signal, if it was
 a signal) is that of weft run.`,
 		Example: `  weft run -n 2 -- python3 train.py
+  weft run -n 2 --max-delay 1 -- python3 train.py
   weft run -n 2 --nodes 4 --node-rank 1 --master 10.0.0.1:29500 -- python3 train.py
   weft run -n 4 --plan plan.json -- python3 train.py
   weft run -n 4 --policy ddp -- python3 train.py
@@ -149,9 +151,9 @@ func newTraining(cmd *cobra.Command) *training {
 		workers: f.IntP("workers", "n", 1, "how many workers to start"),
 		nodes:   f.Int("nodes", 1, "how many hosts there are (else WEFT_NODES)"),
 		node:    f.Int("node-rank", 0, "the number of this one, from 0 (else WEFT_NODE_RANK)"),
-		master:  f.String("master", "", "HOST:PORT of node 0, where workers gather; agents meet at the\nnext port, or at WEFT_PORT (else MASTER_ADDR and MASTER_PORT)"),
+		master:  f.String("master", "", "`host:port` of node 0, where workers gather; agents meet at the next port, or at WEFT_PORT (else MASTER_ADDR and MASTER_PORT)"),
 		timeout: f.Duration("timeout", host.Timeout, "how long workers may wait for another one; 0 for ever"),
-		rails:   f.String("rails", "", "interfaces that join the hosts, one for each rail, as eth0,eth1;\nor auto (else WEFT_RAILS)"),
+		rails:   f.String("rails", "", "`interfaces` that join the hosts, one for each rail, as eth0,eth1; or auto (else WEFT_RAILS)"),
 	}
 }
 
@@ -243,11 +245,8 @@ func place(workers, nodes, node int, master string) (p launch.Place, err error) 
 	if err == nil {
 		p.MasterPort, err = strconv.Atoi(port)
 	}
-	if err == nil && (addr == "" || p.MasterPort < 1 || p.MasterPort > 1<<16-1) {
-		err = fmt.Errorf("need a host and a port from 1 to 65535")
-	}
-	if err != nil {
-		return p, cli.Usagef("--master %s: %w", master, err)
+	if err != nil || addr == "" || p.MasterPort < 1 || p.MasterPort > 1<<16-1 {
+		return p, cli.Usagef("--master %s: need a host and a port from 1 to 65535, as in 10.0.0.1:29500", master)
 	}
 	p.MasterAddr = addr
 	return p, nil

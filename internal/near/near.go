@@ -9,18 +9,25 @@ import (
 	"weft/internal/fault"
 )
 
-// Nearest is the word of known nearest to word by edit distance, or "" if none is
-// near: equal but for case, or else within a third of the longer word and at
-// least one edit.
+// Nearest is the word of known nearest to word, or "" if none is near: equal but
+// for case; or else the first that begins with it; or else by edit distance, within
+// a third of the longer word and at least one edit.
 func Nearest(word string, known []string) string {
 	if len(word) > 64 { // no known word is that long; keep the search bounded
 		return ""
 	}
-	best, dist := "", 0
 	for _, k := range known {
 		if strings.EqualFold(word, k) {
 			return k
 		}
+	}
+	for _, k := range known {
+		if word != "" && len(word) < len(k) && strings.EqualFold(word, k[:len(word)]) {
+			return k
+		}
+	}
+	best, dist := "", 0
+	for _, k := range known {
 		d := distance(word, k)
 		if d <= max(1, max(len(word), len(k))/3) && (best == "" || d < dist) {
 			best, dist = k, d

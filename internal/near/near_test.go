@@ -10,6 +10,8 @@ func TestNearest(t *testing.T) {
 		{"nbme", "name"},          // one changed
 		{"LATENCY", "latency"},    // case
 		{"node", "nodes"},
+		{"Band", "bandwidth"}, // its beginning
+		{"n", "name"},         // the first of those
 		{"x", ""},
 		{"", ""},
 		{"throughput", ""},

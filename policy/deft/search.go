@@ -271,7 +271,7 @@ func (s *search) notes(x *candidate) []string {
 		add("passes are packed to %.3g times their length, of which some may be exposed", x.capacity)
 	}
 	if x.Overrun > 0 {
-		add("what is due at its largest delay goes even where it is exposed: %.3g us of %d iterations", x.Overrun, x.Period)
+		add("what is due at its largest delay goes even where it is exposed: %.3g ms of %d iterations", x.Overrun/1e3, x.Period)
 	}
 	if least, _ := s.model.cost(s.links[0], cluster.AllReduce, 1); least > s.profile.Forward {
 		add("the start-up of a transfer alone exceeds the forward pass: no bucket fits it, and a bucket may span consecutive passes")
@@ -279,7 +279,7 @@ func (s *search) notes(x *candidate) []string {
 		add("some bucket fits no forward pass, and may span consecutive passes")
 	}
 	if x.Inexact > 0 {
-		add("%d of %d passes are not proved to be packed best: up to %.3g us may be missing in one", x.Inexact, 2*len(x.Cases), x.Gap)
+		add("%d of %d passes are not proved to be packed best: up to %.3g ms may be missing in one", x.Inexact, 2*len(x.Cases), x.Gap/1e3)
 	}
 	if s.work.left < 0 {
 		add("the search ended at its bound of work: later schedules fill passes in the order of dispatch")
