@@ -89,9 +89,9 @@ func Slowest(reports []Report) []float64 {
 	return out
 }
 
-// ErrTooShort is why there is no job of a training that no rank has measured an
-// iteration of.
-var ErrTooShort = errors.New("no iteration was measured (on a GPU, none can be yet)")
+// ErrUnmeasured is why there is no job of a training that no rank has measured an
+// iteration of. torch.compile leaves out the hooks that would.
+var ErrUnmeasured = errors.New("no iteration was measured: of a model on a GPU, or one that torch.compile runs, none can be yet")
 
 // Job is what all ranks do in an iteration, of the reports by rank. Of other jobs
 // than this one, tensors tells names, elements and types. The time of an op is the
@@ -104,7 +104,7 @@ func Job(name string, tensors []job.Tensor, reports []Report) (*job.Job, error) 
 	}
 	like, first := alike(reports)
 	if len(like) == 0 {
-		return nil, ErrTooShort
+		return nil, ErrUnmeasured
 	}
 	j := &job.Job{Name: name, World: len(reports), Lanes: []job.Lane{{Name: "host", Kind: job.Host}}, Tensors: slices.Clone(tensors)}
 	j.Notes = notes(reports, like)

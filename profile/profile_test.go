@@ -122,7 +122,7 @@ func TestOthers(t *testing.T) {
 	if !reflect.DeepEqual(got.Notes, want) {
 		t.Errorf("notes %q, want %q", got.Notes, want)
 	}
-	if _, err := Job("", j.Tensors, []Report{none, none}); !errors.Is(err, ErrTooShort) {
+	if _, err := Job("", j.Tensors, []Report{none, none}); !errors.Is(err, ErrUnmeasured) {
 		t.Errorf("of nothing: %v", err)
 	}
 }
