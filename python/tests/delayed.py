@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import weft.torch as weft
+from weft._delay import Delayed
 
 RANK = int(os.environ.get("RANK", "0"))
 WORLD, STEPS, FLUSH = 2, 11, 6  # FLUSH: after so many iterations
@@ -200,7 +201,7 @@ def read(model: nn.Module, optimizer: Any) -> None:
     for n in range(16):
         train(model, optimizer, 9, lambda: [float(p.grad.norm()) for p in model.parameters() if p.grad is not None] if RANK == 1 else None)
         assert same(model)
-    assert reducer._delays is None  # type: ignore[union-attr]
+    assert not isinstance(reducer._execution, Delayed)  # type: ignore[union-attr]
 
 
 def twice(model: nn.Module, optimizer: Any) -> None:
@@ -221,7 +222,7 @@ def twice(model: nn.Module, optimizer: Any) -> None:
         for a, b in zip(state(model), state(alone)):
             assert torch.allclose(a, b, atol=1e-6), float((a - b).abs().max())
         assert same(model)
-    assert weft._session.reducer._delays is None  # type: ignore[union-attr]
+    assert not isinstance(weft._session.reducer._execution, Delayed)  # type: ignore[union-attr]
     optimizer = one_step(model)
     for n in range(2):
         train(model, optimizer, 9)

@@ -431,7 +431,7 @@ def accumulated(run: Run) -> None:
     m = made(mlp)
     run.wrap(m, momentum(m))
     for step in range(3 * STEPS):
-        run.session.reducer.paused = step % 3 != 2
+        run.session.reducer.passes.paused = step % 3 != 2
         loss = m(run.batch(step)).pow(2).mean() / 3
         if step % 3 == 2:
             run.step(loss)
@@ -446,7 +446,7 @@ def reduced_each_pass(run: Run) -> None:
     m = made(mlp)
     run.wrap(m, momentum(m))
     for step in range(3 * STEPS):
-        run.session.reducer.paused = step % 3 == 1
+        run.session.reducer.passes.paused = step % 3 == 1
         m(run.batch(step)).pow(2).mean().backward()
         if step % 3 == 2:
             run.optimizer.step()
@@ -531,7 +531,7 @@ def joined(run: Run) -> None:
     m = made(mlp)
     run.wrap(m, momentum(m))
     run.train(lambda x: m(x).pow(2).mean())
-    run.session.reducer.joining = True
+    run.session.reducer.passes.joining = True
     run.train(lambda x: m(x).pow(2).mean(), 4 - 2 * run.rank)
     run.session.reducer.join()
     run.train(lambda x: m(x).pow(2).mean())

@@ -173,9 +173,9 @@ class Profile(unittest.TestCase):
             session.wrap(m, optimizer, 64, 64)
             for _ in range(WARM + MEASURED + 2):
                 optimizer.zero_grad()
-                session.reducer.paused = True
+                session.reducer.passes.paused = True
                 plain(m, 0)
-                session.reducer.paused = False
+                session.reducer.passes.paused = False
                 plain(m, 0)
                 optimizer.step()
             return reports[0]

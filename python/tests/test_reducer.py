@@ -225,10 +225,10 @@ class Reducer(unittest.TestCase):
             optimizer = torch.optim.SGD(m.parameters(), lr=0.1)
             wrap(session, m, 1, optimizer)
             optimizer.step()
-            session.reducer.paused = True
+            session.reducer.passes.paused = True
             m(BATCH).sum().backward()
             optimizer.step()
-            session.reducer.paused = False
+            session.reducer.passes.paused = False
             m(BATCH).sum().backward()
             optimizer.step()
             optimizer.step()
@@ -259,10 +259,10 @@ class Reducer(unittest.TestCase):
 
         def work(session):
             m = wrap(session, model())
-            session.reducer.paused = True
+            session.reducer.passes.paused = True
             if session.client.rank == 0:
                 m(BATCH).sum().backward()
-            session.reducer.paused = False
+            session.reducer.passes.paused = False
             m[0](BATCH).sum().backward()
             gradients = [p.grad for p in m.parameters()]
             m.zero_grad(set_to_none=True)

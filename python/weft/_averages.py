@@ -106,6 +106,10 @@ class Averages:
                 for a in self._all:
                     a.guard()
 
+    def trained(self) -> List[int]:
+        """The ranks that trained in the last iteration, whose averages have all come."""
+        return [rank for rank, t in enumerate(self.used[len(self._parameters) :].tolist()) if t != 0]
+
     def expect_nothing(self) -> None:
         """Waits for the open iteration, in which this rank does not train."""
         with self.lock, plain_tensors():

@@ -8,7 +8,7 @@ from typing import Any, List, Optional, Sequence, Set, Tuple
 
 import torch
 
-from ._client import Layout, WeftError
+from ._client import Layout
 from ._guard import refused
 
 # The optimizers whose update of a tensor depends on nothing but that tensor, its gradient, its state and its group's
@@ -85,12 +85,11 @@ def barrier(
 
 
 def updated_at_read(layout: Layout, why_not: Optional[str], rank: int = 0) -> List[Set[int]]:
-    """By generation of a period, the positions of the parameters whose updates wait for a read; none if there is a reason.
+    """By generation of a period of a plan without delay, the positions of the parameters whose updates wait for a read; none if
+    there is a reason.
 
-    Rank 0 warns if there is one. Raises WeftError for a plan that delays updates.
+    Rank 0 warns if there is one.
     """
-    if layout.period != len(layout.ends) or any(u.iteration != layout.ends[u.generation] for u in layout.updates):
-        raise WeftError(f"policy {layout.policy} delays updates, which this client does not")
     if rank == 0 and why_not is not None and layout.policy != "ddp" and not layout.review:  # reviews know that there is a reason
         warnings.warn(
             f"weft: {why_not}. A plan that applies updates one by one, as that of policy {layout.policy} may, is executed so that"

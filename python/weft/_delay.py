@@ -8,11 +8,14 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 import torch
 
 from ._averages import plain_tensors
+from ._barrier import needs_all
 from ._buckets import Buckets
 from ._calls import Calls
 from ._client import Client, Layout, WeftError
-from ._guard import guard, plainly, raw_grad, release, set_raw_grad
-from ._updates import Step
+from ._execution import Execution
+from ._guard import plainly, raw_grad, set_raw_grad
+from ._local import Locals
+from ._updates import Step, step_but
 
 
 def delays(layout: Layout) -> bool:
@@ -31,39 +34,6 @@ def say(layout: Layout) -> None:
     )
 
 
-class _Local:
-    """Guards a gradient of this rank between the backward pass and step(): whoever reads it there takes it for the average."""
-
-    def __init__(self, gradient: torch.Tensor, read: Callable[[], None]) -> None:
-        """read is called at a read."""
-        self.gradient = gradient
-        self._version = gradient._version
-        self._found: Optional[torch.Tensor] = None  # what was there when it was read
-        self._read = read
-        guard(gradient, self)
-
-    def complete(self) -> None:
-        release(self.gradient)
-        self._found = self.gradient.detach().clone()
-        self._read()
-
-    def changed(self) -> bool:
-        """Whether it has been written. Not all of torch counts versions: what GradScaler calls for lists of tensors does not."""
-        if self._found is None or self.gradient._version != self._version:
-            return self.gradient._version != self._version
-        now = self.gradient.detach()
-        return not bool(((now == self._found) | ((now != now) & (self._found != self._found))).all())
-
-    def get_grad(self) -> Optional[torch.Tensor]:
-        return self.gradient
-
-    def set_grad(self, value: Optional[torch.Tensor]) -> None:
-        pass
-
-    def zero(self, tensor: torch.Tensor) -> None:
-        self.complete()
-
-
 class _Generation:
     """A closed generation: the averages over workers of its gradients' sums, on their way."""
 
@@ -75,7 +45,7 @@ class _Generation:
         self.left = set(range(1, len(targets)))  # tensors that are yet to be applied
 
 
-class Delays:
+class Delayed(Execution):
     """The generations of one model's gradients under a plan that delays updates.
 
     parameter.grad is this rank's gradient. Of a generation's iterations the gradients are summed in memory of its own; in its
@@ -88,83 +58,131 @@ class Delays:
     """
 
     def __init__(
-        self, client: Client, buckets: Buckets, layout: Layout, parameters: Sequence[torch.Tensor], clip_norm: Optional[float], sums: bool
+        self,
+        client: Client,
+        buckets: Buckets,
+        parameters: Sequence[torch.Tensor],
+        optimizer: torch.optim.Optimizer,
+        layout: Layout,
+        clip_norm: Optional[float],
+        sums: bool,
+        leave: Callable[[str], None],
     ) -> None:
-        """With sums, a generation's gradients are not divided by their number of iterations."""
+        """With sums, a generation's gradients are not divided by their number of iterations. leave is called where all ranks are to
+        delay nothing any more, with the reason."""
+        super().__init__(client, buckets, parameters, optimizer, boundaries=True)
         self._clip_norm = clip_norm
         self._sums_up = sums
+        self._leave = leave
         self._asks = False  # this rank
-        self.asked = False  # some rank has, as all know
-        self._client = client
-        self._buckets = buckets
+        self._asked = False  # some rank has, as all know
         self._layout = layout
-        self._parameters = parameters
-        self.iteration = 0  # the open one, counted from the hello
+        self._iteration = 0
         self._sums: List[Optional[torch.Tensor]] = [None] * (1 + len(parameters))  # of the open generation's earlier iterations
         self._gathered = 0  # how many these are
         self._sent: List[torch.Tensor] = []  # what may still be copied
         self._closed: Dict[int, _Generation] = {}
         self._step: Optional[Step] = None  # the last one
-        self._locals: List[_Local] = []
-        self._grads: List[Optional[torch.Tensor]] = []  # of the last pass
-        self.awaits_step = False  # a pass has ended, and its step not been called
+        self._locals = Locals(parameters, self._read)
 
     @property
-    def last(self) -> bool:
+    def iteration(self) -> int:
+        return self._iteration
+
+    @property
+    def makes_update(self) -> bool:
+        """By a step of its own, or by that of an iteration that has ended its generation."""
+        return not self.awaits_step or self._gathered == 0
+
+    def verify_pass(self, fresh: bool) -> None:
+        super().verify_pass(fresh)
+        if self.awaits_step:
+            twice = "two backward passes before step(): all but the last belong in no_sync()"
+            # Averages of the pass before become .grad, to which this one adds. That must come before what it accumulates, and no
+            # older update may be outstanding: it would change parameters that this pass has read.
+            if not fresh or self._iteration > 1:
+                raise WeftError(f"rank {self._client.rank}: under a plan that delays updates, {twice}")
+            self._leave(twice)
+
+    @property
+    def _ends(self) -> bool:
         """Whether the open iteration ends its generation."""
-        return self._layout.last(self._buckets.generation) == self.iteration
+        return self._layout.last(self._buckets.generation) == self._iteration
 
-    @property
-    def whole(self) -> bool:
-        """Whether the iteration whose step is awaited has ended its generation."""
-        return self.awaits_step and self._gathered == 0
-
-    def put(self, tensor: int, value: Optional[torch.Tensor], again: bool = False) -> None:
-        """The gradient of a tensor in the open iteration, which end gathers if the generation goes on."""
-        if not self.last:
+    def put(self, k: int, gradient: Optional[torch.Tensor], again: bool = False) -> None:
+        """If the generation goes on, end gathers it."""
+        if not self._ends:
             return
-        before = self._sums[tensor]
+        before = self._sums[k + 1]
         if before is not None:
-            value = before if value is None else before + value
-            self._sent.append(value)
-        self._buckets.put(tensor, value, again)
+            gradient = before if gradient is None else before + gradient
+            self._sent.append(gradient)
+        self._buckets.put(k + 1, gradient, again)
 
-    def end(self, used: torch.Tensor) -> None:
-        """The pass of the open iteration has ended, and all has been put but tensor 0, which is used."""
+    def end(self, used: Sequence[bool], guarded: bool) -> List[int]:
+        """A parameter counts as used that has a gradient, whoever made it. Never waits for averages."""
         grads = [p.grad for p in self._parameters]
+        flags = self._flags([g is not None for g in grads])
         with plain_tensors():
-            if self.last:
-                if self._asks:
-                    used[len(self._parameters) + self._client.rank] = 2
-                self.put(0, used)
-                targets = [torch.empty_like(used), *(torch.empty_like(p.data) for p in self._parameters)]
-                self._closed[self._buckets.generation] = _Generation(targets, self._gathered + 1)
-                self._buckets.expect(targets, lent=range(1, len(targets)))
-                self._sums, self._gathered = [None] * len(self._sums), 0
-                self._sent = []
+            if self._ends:
+                self._hand_over(flags)
             else:
-                for tensor, value in enumerate([used, *grads]):
-                    before = self._sums[tensor]
-                    if value is not None:
-                        self._sums[tensor] = value.detach().clone() if before is None else before.add_(value.detach())
-                self._gathered += 1
-        self._grads = grads
-        self._locals = [_Local(g, self._read) for g in {id(g): g for g in grads if g is not None}.values()]
-        self.iteration += 1
+                self._gather([flags, *grads])
+        self._locals.watch()
+        self._iteration += 1
         self.awaits_step = True
+        return list(range(self._client.world))
 
-    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """step() of the last iteration has been called: notes its hyper-parameters."""
-        self._release()
-        self._step = Step(optimizer)
+    def _gather(self, given: Sequence[Optional[torch.Tensor]]) -> None:
+        for tensor, value in enumerate(given):
+            before = self._sums[tensor]
+            if value is not None:
+                self._sums[tensor] = value.detach().clone() if before is None else before.add_(value.detach())
+        self._gathered += 1
+
+    def _hand_over(self, flags: torch.Tensor) -> None:
+        """Ends the generation, of which all gradients have been put."""
+        if self._asks:
+            flags[len(self._parameters) + self._client.rank] = 2
+        if self._sums[0] is not None:
+            flags = self._sums[0] + flags
+        self._buckets.put(0, flags)
+        targets = [torch.empty_like(flags), *(torch.empty_like(p.data) for p in self._parameters)]
+        self._closed[self._buckets.generation] = _Generation(targets, self._gathered + 1)
+        self._buckets.expect(targets, lent=range(1, len(targets)))
+        self._sums, self._gathered = [None] * len(self._sums), 0
+        self._sent = []
+
+    def verify_step(self, whole: bool) -> None:
+        if whole:
+            raise WeftError("step(closure) under a plan that delays updates: call the closure, then step()")
+        if needs_all(self._optimizer):
+            raise WeftError(
+                "this step needs all gradients, for a GradScaler or hooks of the step. Under a plan that delays updates there are none yet,"
+                " and those of a generation may be of several scales: train with --max-delay 0"
+            )
+
+    def step(self, own: Callable[[], Any], whole: bool) -> Any:
+        """Notes its hyper-parameters, for the updates that the plan has later, and applies those that it has now."""
+        if not self.awaits_step:
+            return own()  # the averages of a pass under another plan, or nothing
+        self._settle_locals()
+        self._step = Step(self._optimizer)
         newest = self._closed.get(self._buckets.generation - 1)
         if newest is not None and newest.step is None:
             newest.step = self._step
+        result = step_but(self._optimizer, own, self._parameters)
+        self._apply_at("step")
+        self.end_iteration()
+        self._apply_at("read")  # nothing reads in between
+        if self._asked:
+            self._leave("gradients are read between backward() and step()")
+        return result
 
-    def apply(self, at: str) -> None:
+    def _apply_at(self, at: str) -> None:
         """Applies what the plan applies at a point of the last iteration."""
         for u in self._layout.updates:
-            periods, behind = divmod(self.iteration - 1 - u.iteration, self._layout.period)
+            periods, behind = divmod(self._iteration - 1 - u.iteration, self._layout.period)
             if u.at == at and behind == 0 and periods >= 0:
                 self._apply(periods * len(self._layout.ends) + u.generation, u.tensors)
 
@@ -182,7 +200,7 @@ class Delays:
                     self._buckets.land(k, g)
             used = generation.targets[0]
             workers = used[len(self._parameters) :]
-            self.asked = self.asked or float(workers.max()) * self._client.world > generation.length + 0.5
+            self._asked = self._asked or float(workers.max()) * self._client.world > generation.length + 0.5
             left = generation.left.intersection(range(1, len(generation.targets)) if self._clip_norm is not None else tensors)
             if not divided:
                 for k in left:
@@ -207,20 +225,20 @@ class Delays:
         if not generation.left:
             del self._closed[g]
 
-    def flush(self, calls: Calls) -> bool:
-        """Applies all that is outstanding; the agent has flushed. What a step() is yet to come for becomes .grad, for that step.
-
-        Returns whether a generation that is not whole has been an update of its own.
-        """
-        self._unguard()
+    def flush(self, calls: Calls) -> Optional[int]:
+        """What a step() is yet to come for becomes .grad, for that step. A generation that is not whole is an update of its own."""
+        if self._iteration == 0:
+            return None
+        self._client.call(kind="flush")
+        self._locals.release()
         everything = range(1, 1 + len(self._parameters))
         for g in sorted(self._closed):
             self._apply(g, everything)
-        if self._gathered > 0:
-            self._settle(self._sums, self._gathered, None if self.awaits_step else self._step, everything, calls)
-            self._gathered = 0
-            return not self.awaits_step
-        return False
+        if self._gathered == 0:
+            return 0
+        self._settle(self._sums, self._gathered, None if self.awaits_step else self._step, everything, calls)
+        self._gathered = 0
+        return 0 if self.awaits_step else 1
 
     def _settle(self, given: Sequence[Optional[torch.Tensor]], length: int, step: Optional[Step], left: Iterable[int], calls: Calls) -> None:
         """Averages a generation's sums, which are written, by calls, and applies it."""
@@ -235,8 +253,8 @@ class Delays:
         self._closed[g].step, self._closed[g].left = step, set(left)
         self._apply(g, range(1, len(sums)))
 
-    def state(self) -> Dict[str, Any]:
-        """What is outstanding on this rank between two iterations: by how many generations ago it was closed, or gathered yet."""
+    def state(self) -> Optional[Dict[str, Any]]:
+        """Between two iterations: by how many generations ago it was closed, or gathered yet."""
         if self.awaits_step:
             raise WeftError("weft.state_dict() between backward() and step(): call it between two iterations")
         newest = self._buckets.generation
@@ -249,27 +267,27 @@ class Delays:
             closed[newest - g] = {"sums": sums, "length": generation.length, "step": step, "left": sorted(generation.left)}
         return {
             "plan": self._layout.digest,
-            "iteration": self.iteration % self._layout.period,
+            "world": self._client.world,
+            "iteration": self._iteration % self._layout.period,
             "closed": closed,
             "sums": [None if s is None or self._gathered == 0 else s.clone() for s in self._sums],
             "gathered": self._gathered,
             "step": None if self._step is None else self._step.state(),
         }
 
-    def restore(self, state: Dict[str, Any], optimizer: torch.optim.Optimizer, ended: Callable[[], None]) -> None:
-        """Goes on, instead of from iteration 0, where state was called under this plan. ended is called after each iteration.
-
-        The iterations before are run again without any computation: generations that are outstanding are handed over, others
-        are of zeros, which nobody has used, so that they update nothing.
-        """
-        closed, until = state["closed"], state["iteration"]
+    def restore(self, outstanding: Dict[str, Any]) -> bool:
+        """The iterations before are run again without any computation: generations that are outstanding are handed over, others
+        are of zeros, which nobody has used, so that they update nothing."""
+        if outstanding["plan"] != self._layout.digest:
+            return False
+        closed, until = outstanding["closed"], outstanding["iteration"]
         while self._layout.generation(until) < max(closed, default=0):
             until += self._layout.period
         last, count = self._layout.generation(until), 1 + len(self._parameters)
         everything = list(range(1, count))
-        while self.iteration < until:
+        while self._iteration < until:
             g = self._buckets.generation
-            if self.last:
+            if self._ends:
                 was = closed.get(last - g, {"sums": [None] * count, "length": 1, "step": None, "left": everything})
                 used = torch.zeros(len(self._parameters) + self._client.world, dtype=self._parameters[0].dtype)
                 targets = [used, *(torch.empty_like(p.data) for p in self._parameters)]
@@ -278,31 +296,30 @@ class Delays:
                         given = was["sums"][k]
                         self._buckets.put(k, None if given is None else given.view(target.shape))
                     self._closed[g] = _Generation(targets, was["length"])
-                    self._closed[g].step, self._closed[g].left = Step.restored(optimizer, was["step"]), set(was["left"])
+                    self._closed[g].step, self._closed[g].left = Step.restored(self._optimizer, was["step"]), set(was["left"])
                     self._buckets.expect(targets, lent=everything)
-            self.iteration += 1
-            self.apply("step")
-            ended()
-            self.apply("read")
-        self._sums = [None if s is None else s.clone() for s in state["sums"]]
-        self._gathered = state["gathered"]
-        self._step = Step.restored(optimizer, state["step"])
+            self._iteration += 1
+            self._apply_at("step")
+            self.end_iteration()
+            self._apply_at("read")
+        self._sums = [None if s is None else s.clone() for s in outstanding["sums"]]
+        self._gathered = outstanding["gathered"]
+        self._step = Step.restored(self._optimizer, outstanding["step"])
+        return True
 
-    def settle(self, state: Dict[str, Any], optimizer: torch.optim.Optimizer, calls: Calls) -> None:
-        """Applies what was outstanding under another plan."""
-        for age in sorted(state["closed"], reverse=True):
-            was = state["closed"][age]
-            self._settle([s.clone() for s in was["sums"]], was["length"], Step.restored(optimizer, was["step"]), was["left"], calls)
-        if state["gathered"] > 0:
-            sums = [None if s is None else s.clone() for s in state["sums"]]
+    def settle(self, outstanding: Dict[str, Any], calls: Calls) -> None:
+        """Applies what was outstanding where state was called under another plan."""
+
+        def step(of: Any) -> Optional[Step]:
+            return Step.restored(self._optimizer, of["step"])
+
+        for age in sorted(outstanding["closed"], reverse=True):
+            was = outstanding["closed"][age]
+            self._settle([s.clone() for s in was["sums"]], was["length"], step(was), was["left"], calls)
+        if outstanding["gathered"] > 0:
+            sums = [None if s is None else s.clone() for s in outstanding["sums"]]
             everything = range(1, 1 + len(self._parameters))
-            self._settle(sums, state["gathered"], Step.restored(optimizer, state["step"]), everything, calls)
-
-    def _unguard(self) -> List[_Local]:
-        for local in self._locals:
-            release(local.gradient)
-        self._locals, those = [], self._locals
-        return those
+            self._settle(sums, outstanding["gathered"], step(outstanding), everything, calls)
 
     def _read(self) -> None:
         if not self._asks:
@@ -313,11 +330,9 @@ class Delays:
                 file=sys.stderr,
             )
 
-    def _release(self) -> None:
+    def _settle_locals(self) -> None:
         self.awaits_step = False
-        grads, self._grads = self._grads, []
-        changed = any([local.changed() for local in self._unguard()])
-        if changed or any(p.grad is not g for p, g in zip(self._parameters, grads)):
+        if self._locals.settle():
             raise WeftError(
                 f"rank {self._client.rank}: a gradient was changed between backward() and step(), by clipping or GradScaler perhaps. Under"
                 " a plan that delays updates it has left by then, and its average comes later: to clip, use wrap(clip_norm=...); for"

@@ -118,7 +118,7 @@ def _guard_class(cls: type) -> type:
 def _complete(*arguments: Any) -> None:
     """Completes all guarded tensors among arguments, in any lists, tuples and dicts."""
     found = [t for a in arguments for t in _guarded_in(a)]
-    if not found:  # in a container of another kind
+    if not found:  # in a container of another kind; all that a process guards are one model's, and may be waited for at any time
         found = list(_guarded.values())
     with uncompiled():
         for tensor, _, why in found:

@@ -104,12 +104,12 @@ def no_sync() -> Iterator[None]:
 
     Every worker accumulates over the same number of passes.
     """
-    reducer = _reducer("no_sync")
-    before, reducer.paused = reducer.paused, True
+    passes = _reducer("no_sync").passes
+    before, passes.paused = passes.paused, True
     try:
         yield
     finally:
-        reducer.paused = before
+        passes.paused = before
 
 
 @contextlib.contextmanager
@@ -202,7 +202,7 @@ def export_job(path: str, workers: Optional[int] = None) -> Iterator[None]:
         used = reducer.tensors()[0]
         used = dataclasses.replace(used, elements=used.elements - session.client.world + world)
         buffers = sum(b.numel() * b.element_size() for b in reducer.buffers())
-        write(path, job(iterations, reducer.parameters, reducer.hand_over.sole, world, [used], buffers))
+        write(path, job(iterations, reducer.parameters, reducer.passes.hand_over.sole, world, [used], buffers))
 
 
 def rank() -> int:
