@@ -1,4 +1,4 @@
-"""The two models that recordings, benchmarks and examples train.
+"""The models that recordings, benchmarks and examples train: a convolutional network, a transformer, and dense layers.
 
 ResNet-18 is written out because torchvision would be one more package to
 install for a single class; parameter names and shapes are torchvision's.
@@ -101,17 +101,32 @@ class GPT(nn.Module):
         return self.head(self.ln(x))
 
 
+class MLP(nn.Module):
+    """Few and large tensors, the largest of which is the first that a forward pass reads."""
+
+    def __init__(self, inputs=3 * 64 * 64, classes=1000):
+        super().__init__()
+        self.first = nn.Linear(inputs, 512)
+        self.second = nn.Linear(512, 1024)
+        self.third = nn.Linear(1024, classes)
+
+    def forward(self, x):
+        return self.third(F.relu(self.second(F.relu(self.first(torch.flatten(x, 1))))))
+
+
 def build(name, tie=False, layers=4):
     if name == "resnet18":
         return ResNet18()
     if name == "gpt":
         return GPT(layers=layers, tie=tie)
+    if name == "mlp":
+        return MLP()
     raise ValueError("unknown model %r" % name)
 
 
 def batch(name, size, image_size, generator):
     """One synthetic batch: inputs and targets."""
-    if name == "resnet18":
+    if name != "gpt":
         x = torch.randn(size, 3, image_size, image_size, generator=generator)
         return x, torch.randint(1000, (size,), generator=generator)
     ids = torch.randint(96, (size, 257), generator=generator)

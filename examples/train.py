@@ -24,7 +24,7 @@ from torch import nn
 
 import models
 
-BATCH = {"resnet18": 16, "gpt": 4}
+BATCH = {"resnet18": 16, "gpt": 4, "mlp": 128}
 
 
 class Mover:

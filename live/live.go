@@ -146,6 +146,19 @@ func (r *Row) Against(other *Row) float64 {
 // Error is by what share the prediction differs from the time.
 func (r *Row) Error() float64 { return r.Predicted/r.Time() - 1 }
 
+// Errors are the predictions' errors of all cases, whichever their sign, by size.
+func Errors(cases []Case) (out []float64) {
+	for i := range cases {
+		for k := range cases[i].Rows {
+			if e := math.Abs(cases[i].Rows[k].Error()); !math.IsNaN(e) {
+				out = append(out, e)
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
 // Fastest are the fastest exact schedules on the first of several rails and over all; nil:
 // there is none.
 func (x *Case) Fastest() (one, several *Row) {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -45,6 +46,18 @@ func TestAgainst(t *testing.T) {
 	}
 	if got := new(Row); !math.IsNaN(got.Time()) || !math.IsNaN(got.Against(&b)) {
 		t.Error("a row without times has one")
+	}
+}
+
+// Of what is predicted or measured alone there is no error.
+func TestErrors(t *testing.T) {
+	none := math.NaN()
+	cases := []Case{
+		{Rows: []Row{{Times: []float64{2}, Predicted: none}, {Times: []float64{2}, Predicted: 1.5}}},
+		{Rows: []Row{{Predicted: 1}, {Times: []float64{3, 4, 9}, Predicted: 4.25}}},
+	}
+	if got := Errors(cases); !slices.Equal(got, []float64{0.0625, 0.25}) {
+		t.Error(got)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"weft/internal/chart"
 	"weft/internal/cli"
+	"weft/internal/median"
 	"weft/live"
 )
 
@@ -47,10 +48,18 @@ func Live(cases []live.Case) *cli.Report {
 				x.Model, x.Coverage, all.Schedule.Name, all.Time()*1e3, one.Schedule.Name, one.Time()*1e3, 1/all.Against(one)))
 		}
 	}
+	var facts []cli.Fact
+	if errors := live.Errors(cases); len(errors) > 0 {
+		facts = []cli.Fact{
+			{Label: "predictions", Key: "predictions", Value: len(errors)},
+			{Label: "error, median, %", Key: "median_error", Value: cli.Percent(median.Of(errors))},
+			{Label: "error, worst, %", Key: "worst_error", Value: cli.Percent(errors[len(errors)-1])},
+		}
+	}
 	if len(timelines) > 0 {
 		notes = append(notes, "timelines, as simulated of the profiles, Chrome traces which Perfetto opens: "+strings.Join(timelines, " "))
 	}
-	return &cli.Report{Tables: []cli.Table{t}, Notes: notes}
+	return &cli.Report{Facts: facts, Tables: []cli.Table{t}, Notes: notes}
 }
 
 // cellOf is a cell of a value, or nothing where it is NaN.
