@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"weft/cluster"
+	"weft/internal/median"
 )
 
 // Host is what the agent of one host knows of the iterations that were measured.
@@ -46,8 +47,6 @@ type Measured struct {
 const c10d = "c10d"
 
 const (
-	// maxOverlap bounds the slowdown that is believed: half the speed.
-	maxOverlap = 1
 	// maxPoints bounds what a worker may report of torch.distributed.
 	maxPoints = 64
 	// enough is the share of the backward pass that transfers must overlap with, or how
@@ -56,7 +55,7 @@ const (
 )
 
 // Cluster is what the training ran on: nodes of as many workers, joined by one link
-// whose latency and bandwidth explain the measured transfers, and how much these slow
+// whose latency and bandwidth explain the measured transfers, and what these take from
 // computation. Where several rails join the nodes, transfers went over the first; what the
 // others do is known by comparison, of all of them idle.
 func Cluster(hosts []Host, rails []cluster.Link) (*cluster.Cluster, *Measured, error) {
@@ -81,7 +80,7 @@ func Cluster(hosts []Host, rails []cluster.Link) (*cluster.Cluster, *Measured, e
 		return nil, nil, err
 	}
 	beside(c, rails)
-	m.slowdown(c, hosts)
+	m.work(c, hosts)
 	if r := hosts[0].Reports[0].C10D; r != nil {
 		if err := m.join(c, r); err != nil {
 			return nil, nil, fmt.Errorf("link %s: %w", c10d, err)
@@ -240,49 +239,46 @@ func beside(c *cluster.Cluster, rails []cluster.Link) {
 	}
 }
 
-// slowdown compares backward passes with transfers beside them and without. A pass of
-// B us alone takes B + d with transfers under way for A us of it, in which computation
-// goes on at the rate 1/(1+s): (B + d - A) + A/(1+s) = B, so s = d / (A - d).
-func (m *Measured) slowdown(c *cluster.Cluster, hosts []Host) {
+// work compares backward passes with transfers beside them and without: what one takes
+// longer is what the bytes that were moved beside it take from it, whatever the time that
+// they took. A transfer that ends behind the pass counts by the part of its time within.
+func (m *Measured) work(c *cluster.Cluster, hosts []Host) {
 	var found []float64
-	little := true
+	little, much := true, false
 	for h := range hosts {
-		var beside []float64
+		var times, bytes []float64                     // beside the pass, by iteration
 		for i := 1; i < len(hosts[h].Passes); i += 2 { // the others are quiet
-			p, sum := hosts[h].Passes[i], 0.0
+			p, time, moved := hosts[h].Passes[i], 0.0, 0.0
 			for _, x := range hosts[h].spans(i) {
-				sum += max(0, min(x.end, p.Last)-max(x.start, p.First))
+				if in := min(x.end, p.Last) - max(x.start, p.First); in > 0 {
+					time += in
+					moved += float64(x.bytes) * in / (x.end - x.start)
+				}
 			}
 			if p.Last > 0 {
-				beside = append(beside, sum)
+				times, bytes = append(times, time), append(bytes, moved)
 			}
 		}
-		if len(beside) == 0 {
-			continue
-		}
-		slices.Sort(beside)
-		a := beside[len(beside)/2]
+		beside, moved := median.Of(times), median.Of(bytes)
 		for _, r := range hosts[h].Reports {
 			b := r.Phases["backward"]
-			if r.Overlapped == 0 || a < enough*b {
+			if r.Overlapped == 0 || beside == 0 || beside < enough*b {
 				continue
 			}
 			little = false
-			d := max(0, r.Overlapped-b)
-			if s := d / (a - d); a > d && s < maxOverlap {
-				found = append(found, s)
-			} else {
-				found = append(found, maxOverlap)
+			longer := max(0, r.Overlapped-b)
+			if most := cluster.MaxLoad * beside; longer > most {
+				longer, much = most, true
 			}
+			found = append(found, longer/moved*1e6)
 		}
 	}
 	if little {
 		m.Notes = append(m.Notes, fmt.Sprintf("transfers overlapped with less than %.0f %% of the backward pass: how much they slow it is not known, and taken to be nothing", 100*enough))
 		return
 	}
-	slices.Sort(found)
-	c.Overlap = math.Round(found[len(found)/2]*1e3) / 1e3
-	if c.Overlap == maxOverlap {
-		m.Notes = append(m.Notes, "backward passes beside transfers took more than these explain at half the speed of computation, which is taken: other programs may have disturbed them")
+	c.Work = math.Round(median.Of(found)*1e3) / 1e3
+	if much {
+		m.Notes = append(m.Notes, fmt.Sprintf("backward passes beside transfers took longer by more than %.0f %% of the time of these, which is taken: other programs may have disturbed them", 100*cluster.MaxLoad))
 	}
 }

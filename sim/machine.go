@@ -27,8 +27,9 @@ type machine struct {
 	events heap // in real time
 	work   heap // ends of slowed ops, in the time that the slowed lanes' clock shows
 	clock  clock
-	flying int // transfers in flight
-	steady int // first iteration that counts in the result
+	slows  bool // transfers slow computation
+	flying int  // transfers in flight
+	steady int  // first iteration that counts in the result
 	// Meters: the links', and the readings at the start and the end of what counts.
 	sending   meter
 	from, end []meter
@@ -124,6 +125,7 @@ func newMachine(p *program, c *cluster.Cluster, workers []worker, iterations int
 	m.clock = clock{slow: 1, rate: 1}
 	if !p.recorded {
 		m.clock.slow = 1 / (1 + c.Overlap)
+		m.slows = c.Overlap > 0 || c.Work > 0
 	}
 	m.links = make([]linkState, len(p.links))
 	for l := range m.links {
@@ -378,7 +380,7 @@ func (m *machine) begin(w, l int32) {
 	}
 	t := m.duration(&m.workers[w], int(s.iteration), o)
 	e := event{at: m.now + t, kind: opDone, a: w, b: l}
-	if m.clock.slow < 1 && m.lanes[l].computes {
+	if m.slows && m.lanes[l].computes {
 		e.at, e.slowed = m.clock.at(m.now)+t, true
 	}
 	m.push(e)

@@ -1,6 +1,10 @@
 package sim
 
-import "slices"
+import (
+	"slices"
+
+	"weft/cluster"
+)
 
 // releaseAll counts one gate of each transfer as open. span is the op that
 // opened it, for the timeline's arrows.
@@ -46,7 +50,6 @@ func (m *machine) dispatch() {
 			s.inFlight++
 			s.bytes += t.bytes
 			if m.flying++; m.flying == 1 {
-				m.clock.set(m.now, m.clock.slow)
 				m.sending.until(m.now)
 				m.sending.running = 1
 			}
@@ -58,6 +61,32 @@ func (m *machine) dispatch() {
 			}
 			s.head++
 		}
+	}
+	m.slow()
+}
+
+// slow sets the speed of computation by what is in flight now, and on the wires.
+func (m *machine) slow() {
+	if !m.slows {
+		return
+	}
+	rate, load := 1.0, 0.0
+	if m.flying > 0 {
+		rate = m.clock.slow
+	}
+	for l := range m.links {
+		ahead := int32(-1) // on the first wire
+		for side := range m.links[l].wires {
+			w := &m.links[l].wires[side]
+			if len(w.queue) > 0 && w.queue[0] != ahead {
+				ahead = w.queue[0]
+				load += m.at(l, ahead).load * w.rate
+			}
+		}
+	}
+	rate *= 1 - min(load, cluster.MaxLoad)
+	if rate != m.clock.rate {
+		m.clock.set(m.now, rate)
 	}
 }
 
@@ -138,6 +167,7 @@ func (m *machine) finishWire(l, side int32, token uint64) {
 	} else {
 		m.share(int(l), int(side))
 	}
+	m.slow()
 }
 
 func (m *machine) finishTransfer(l int32, at int) {
@@ -148,10 +178,10 @@ func (m *machine) finishTransfer(l int32, at int) {
 	s.bytes -= t.bytes
 	m.dirty = true
 	if m.flying--; m.flying == 0 {
-		m.clock.set(m.now, 1)
 		m.sending.until(m.now)
 		m.sending.running = 0
 	}
+	m.slow()
 	span := m.rec.transfer(l, at, x, t, m.now)
 	n := at / len(m.program.links[l].transfers)
 	for _, r := range t.onDone {
