@@ -54,6 +54,9 @@ type Cluster struct {
 	// agents, the kernel and interrupts need where no core is to spare. It is spread
 	// over the time of the transfer on the wire; see [Cluster.Load].
 	Work float64
+	// Contention slows transfers while a worker computes: their wires go at the rate
+	// 1/(1+Contention), for who moves the bytes waits for processors, too.
+	Contention float64
 	// Scale multiplies the op times of every worker (1: as recorded).
 	Scale float64
 	// Jitter j multiplies each op time by 1 + j·u, u uniform in [-1, 1), a hash

@@ -128,7 +128,8 @@ func (h *Host) spans(iteration int) (out []span) {
 	return out
 }
 
-// points are the median times of spans by bytes. A host that starts before others waits
+// points are the median times of spans by bytes, of those beside which no worker computes:
+// they begin when the backward pass has ended. A host that starts before others waits
 // for them, so an iteration's are those of the host that took least.
 func points(hosts []Host) (out []cluster.Point) {
 	times := map[int64][]float64{}
@@ -137,6 +138,9 @@ func points(hosts []Host) (out []cluster.Point) {
 		shortest := math.Inf(1)
 		for h := range hosts {
 			s, sum := hosts[h].spans(i), 0.0
+			if i%2 == 1 {
+				s = slices.DeleteFunc(s, func(x span) bool { return x.start < hosts[h].Passes[i].Last })
+			}
 			for _, x := range s {
 				sum += x.end - x.start
 			}
@@ -242,8 +246,11 @@ func beside(c *cluster.Cluster, rails []cluster.Link) {
 // work compares backward passes with transfers beside them and without: what one takes
 // longer is what the bytes that were moved beside it take from it, whatever the time that
 // they took. A transfer that ends behind the pass counts by the part of its time within.
+// Contention is what transfers beside the pass take longer than the link does by itself,
+// on the host where that is least, for the others wait for it.
 func (m *Measured) work(c *cluster.Cluster, hosts []Host) {
 	var found []float64
+	contention := math.Inf(1)
 	little, much := true, false
 	for h := range hosts {
 		var times, bytes []float64                     // beside the pass, by iteration
@@ -260,6 +267,9 @@ func (m *Measured) work(c *cluster.Cluster, hosts []Host) {
 			}
 		}
 		beside, moved := median.Of(times), median.Of(bytes)
+		if cost, err := c.Cost(0, cluster.AllReduce, int64(moved)); err == nil && moved > 0 {
+			contention = min(contention, max(0, beside/cost.Total()-1))
+		}
 		for _, r := range hosts[h].Reports {
 			b := r.Phases["backward"]
 			if r.Overlapped == 0 || beside == 0 || beside < enough*b {
@@ -277,6 +287,7 @@ func (m *Measured) work(c *cluster.Cluster, hosts []Host) {
 		m.Notes = append(m.Notes, fmt.Sprintf("transfers overlapped with less than %.0f %% of the backward pass: how much they slow it is not known, and taken to be nothing", 100*enough))
 		return
 	}
+	c.Contention = math.Round(contention*1e3) / 1e3
 	c.Work = math.Round(median.Of(found)*1e3) / 1e3
 	if much {
 		m.Notes = append(m.Notes, fmt.Sprintf("backward passes beside transfers took longer by more than %.0f %% of the time of these, which is taken: other programs may have disturbed them", 100*cluster.MaxLoad))

@@ -108,6 +108,26 @@ func TestWork(t *testing.T) {
 	}
 }
 
+// The transfer beside the backward pass takes 180 us in place of 120: half as long again. Those
+// beside which nobody computes tell latency and bandwidth.
+func TestContention(t *testing.T) {
+	hosts := on(t, cluster.Uniform(2, 1, cluster.Link{Latency: 20, Bandwidth: 1e9}), 1000)
+	for h := range hosts {
+		for i := range hosts[h].Transfers {
+			if x := &hosts[h].Transfers[i]; x.Iteration%2 == 1 && x.Bytes == 10_000 {
+				x.End += 60
+			}
+		}
+	}
+	got, _, err := Cluster(hosts, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l := got.Links[0]; got.Contention != 0.5 || got.Work != 0 || math.Abs(l.Latency-20) > 0.01 || math.Abs(l.Bandwidth/1e9-1) > 1e-3 {
+		t.Errorf("%+v", got)
+	}
+}
+
 func TestClusterRefused(t *testing.T) {
 	for _, x := range []struct {
 		name, want string

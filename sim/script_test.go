@@ -269,6 +269,9 @@ func scriptedCluster(t *testing.T, d *datadriven.TestData) *cluster.Cluster {
 	if d.HasArg("work") {
 		c.Work = floats(t, d, "work")[0]
 	}
+	if d.HasArg("contention") {
+		c.Contention = floats(t, d, "contention")[0]
+	}
 	if d.HasArg("overlap") {
 		c.Overlap = floats(t, d, "overlap")[0]
 	}

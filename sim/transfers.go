@@ -32,6 +32,14 @@ func (m *machine) open(l int32, at int) {
 // once all else that happens at this time has happened.
 func (m *machine) dispatch() {
 	m.dirty = false
+	if pressed := m.computing > 0 && m.press < 1; pressed != m.pressed {
+		m.pressed = pressed
+		for side := range 2 {
+			for _, g := range m.media {
+				m.share(g, side, -1)
+			}
+		}
+	}
 	for l := range m.links {
 		s, p := &m.links[l], &m.program.links[l]
 		for s.head < len(s.inst) {
@@ -102,7 +110,13 @@ func (m *machine) enqueue(l, side int, position int32) {
 func (m *machine) startWire(l, side int) {
 	w := &m.links[l].wires[side]
 	w.left = m.at(l, w.queue[0]).wire
-	m.share(l, side)
+	m.share(m.medium(l), side, l)
+}
+
+// medium are the links that share one with a link, which is among them.
+func (m *machine) medium(l int) []int32 {
+	at := slices.IndexFunc(m.media, func(g []int32) bool { return slices.Contains(g, int32(l)) })
+	return m.media[at]
 }
 
 func (m *machine) at(l int, position int32) *transfer {
@@ -112,14 +126,9 @@ func (m *machine) at(l int, position int32) *transfer {
 
 // share divides one side of a medium among the links that use it now, in
 // proportion to their bandwidth, so that together they never exceed its fastest
-// link.
-func (m *machine) share(l, side int) {
-	var group []int32
-	for _, g := range m.media {
-		if slices.Contains(g, int32(l)) {
-			group = g
-		}
-	}
+// link; while lanes compute, less of it. What is first on the wire of link fresh has
+// been there for no time.
+func (m *machine) share(group []int32, side, fresh int) {
 	var active, fastest float64
 	for _, k := range group {
 		fastest = max(fastest, m.program.links[k].bandwidth)
@@ -131,15 +140,18 @@ func (m *machine) share(l, side int) {
 	if active > fastest {
 		rate = fastest / active
 	}
+	if m.pressed {
+		rate *= m.press
+	}
 	for _, k := range group {
 		w := &m.links[k].wires[side]
 		if len(w.queue) == 0 {
 			continue
 		}
-		if k != int32(l) && w.rate == rate {
+		if k != int32(fresh) && w.rate == rate {
 			continue // its event stands
 		}
-		if k != int32(l) {
+		if k != int32(fresh) {
 			w.left -= float64((m.now - w.updated) * w.rate)
 		}
 		w.rate, w.updated = rate, m.now
@@ -165,7 +177,7 @@ func (m *machine) finishWire(l, side int32, token uint64) {
 	if len(w.queue) > 0 {
 		m.startWire(int(l), int(side))
 	} else {
-		m.share(int(l), int(side))
+		m.share(m.medium(int(l)), int(side), -1)
 	}
 	m.slow()
 }
