@@ -605,25 +605,3 @@ func BenchmarkCost(b *testing.B) {
 		}
 	}
 }
-
-// 2 ms a MB of an all-reduce, half of that of what is half of one: 2 ms of 8 on the wire
-// are a quarter, and what takes more than there is takes nine tenths.
-func TestLoad(t *testing.T) {
-	c := Uniform(2, 1, Link{Bandwidth: 1e9})
-	if got := c.Load(AllReduce, 1e6, 8000); got != 0 {
-		t.Errorf("%v of nothing", got)
-	}
-	c.Work = 2000
-	for _, x := range []struct {
-		kind       Kind
-		bytes      int64
-		wire, want float64
-	}{
-		{AllReduce, 1e6, 8000, 0.25}, {Broadcast, 1e6, 8000, 0.25}, {ReduceScatter, 2e6, 8000, 0.25}, {AllGather, 1e6, 4000, 0.25},
-		{Push, 2e6, 8000, 0.25}, {Pull, 1e6, 4000, 0.25}, {AllReduce, 1e6, 1000, MaxLoad}, {AllReduce, 1e6, 0, 0},
-	} {
-		if got := c.Load(x.kind, x.bytes, x.wire); got != x.want {
-			t.Errorf("%v of %d bytes in %v us: %v, want %v", x.kind, x.bytes, x.wire, got, x.want)
-		}
-	}
-}

@@ -299,8 +299,6 @@ var (
 		part("inside", insideFields, Link{}, func(c *Cluster) **Link { return &c.Inside }),
 		part("servers", serverFields, Servers{Colocated: true}, func(c *Cluster) **Servers { return &c.Servers }),
 		scalar("overlap", false, parseNumber, func(c *Cluster) *float64 { return &c.Overlap }),
-		scalar("work", false, ParseLatency, func(c *Cluster) *float64 { return &c.Work }),
-		scalar("contention", false, parseNumber, func(c *Cluster) *float64 { return &c.Contention }),
 		scalar("scale", false, parseNumber, func(c *Cluster) *float64 { return &c.Scale }),
 		scalar("jitter", false, parseNumber, func(c *Cluster) *float64 { return &c.Jitter }),
 		scalar("seed", false, parseSeed, func(c *Cluster) *uint64 { return &c.Seed }),

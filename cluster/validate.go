@@ -75,12 +75,6 @@ func (c *Cluster) Validate() error {
 	if !(c.Overlap >= 0 && c.Overlap <= MaxFactor) {
 		return faultf("overlap", "%v; it is from 0 to %d", c.Overlap, MaxFactor)
 	}
-	if !(c.Contention >= 0 && c.Contention <= MaxFactor) {
-		return faultf("contention", "%v; it is from 0 to %d", c.Contention, MaxFactor)
-	}
-	if !(c.Work >= 0 && c.Work <= MaxTime) {
-		return faultf("work", "%v us; it is from 0 to %g us", c.Work, MaxTime)
-	}
 	if err := checkFactor("", c.Scale, c.Jitter); err != nil {
 		return err
 	}

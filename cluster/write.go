@@ -48,14 +48,7 @@ func Write(w io.Writer, c *Cluster) error {
 			fmt.Fprintf(&b, "  merge-rate: %s/s\n", formatRate(s.MergeRate))
 		}
 	}
-	fmt.Fprintf(&b, "overlap: %s\n", number(c.Overlap))
-	if c.Work > 0 {
-		fmt.Fprintf(&b, "work: %s\n", formatTime(c.Work))
-	}
-	if c.Contention > 0 {
-		fmt.Fprintf(&b, "contention: %s\n", number(c.Contention))
-	}
-	fmt.Fprintf(&b, "scale: %s\njitter: %s\nseed: %d\n", number(c.Scale), number(c.Jitter), c.Seed)
+	fmt.Fprintf(&b, "overlap: %s\nscale: %s\njitter: %s\nseed: %d\n", number(c.Overlap), number(c.Scale), number(c.Jitter), c.Seed)
 	if len(c.Workers) > 0 {
 		b.WriteString("workers:\n")
 	}

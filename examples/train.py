@@ -95,7 +95,7 @@ def main() -> None:
 
     generator = torch.Generator().manual_seed(100 + rank)
     batches = [models.batch(args.model, args.batch or BATCH[args.model], 64, generator) for _ in range(4)]
-    ends, processor = [], []
+    ends = []
     for i in range(args.warm_up + args.steps):
         x, y = batches[i % len(batches)]
         if mover is not None:
@@ -110,13 +110,12 @@ def main() -> None:
             mover.wait()
         if i + 1 >= args.warm_up:
             ends.append(time.perf_counter())
-            processor.append(time.process_time())
-    times, processor = ([b - a for a, b in zip(x, x[1:])] for x in (ends, processor))
+    times = [b - a for a, b in zip(ends, ends[1:])]
     if rank == 0:
         print(f"{args.model}, {args.library}: {1e3 * statistics.median(times):.1f} ms a step", flush=True)
         if args.out:
             with open(args.out, "w") as f:
-                json.dump({"bytes": sum(4 * p.numel() for p in model.parameters()), "times": times, "processor": processor}, f)
+                json.dump({"bytes": sum(4 * p.numel() for p in model.parameters()), "times": times}, f)
     if mover is not None:
         mover.close()
     if args.library == "ddp":

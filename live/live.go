@@ -127,12 +127,8 @@ type Row struct {
 	Schedule  Schedule
 	Times     []float64 // of an iteration, seconds: the mean of each turn
 	Predicted float64   // likewise; NaN where nothing is
-	// Processor is the worker's processor time of an iteration, seconds, the median of the
-	// turns, and AtSpeed the prediction where computation takes as long: the machine may have been
-	// faster or slower than in the profile. NaN: not known.
-	Processor, AtSpeed float64
-	Timeline           string // file of what is simulated; empty: there is none
-	Refused            string // why there is nothing
+	Timeline  string    // file of what is simulated; empty: there is none
+	Refused   string    // why there is nothing
 }
 
 // Time is the median of the turns; NaN: there is none.
@@ -150,15 +146,11 @@ func (r *Row) Against(other *Row) float64 {
 // Error is by what share the prediction differs from the time.
 func (r *Row) Error() float64 { return r.Predicted/r.Time() - 1 }
 
-// ErrorAtSpeed is that of AtSpeed.
-func (r *Row) ErrorAtSpeed() float64 { return r.AtSpeed/r.Time() - 1 }
-
-// Errors are the errors of all cases' rows, [Row.Error] or [Row.ErrorAtSpeed], whichever their
-// sign, by size.
-func Errors(cases []Case, of func(*Row) float64) (out []float64) {
+// Errors are the predictions' errors of all cases, whichever their sign, by size.
+func Errors(cases []Case) (out []float64) {
 	for i := range cases {
 		for k := range cases[i].Rows {
-			if e := math.Abs(of(&cases[i].Rows[k])); !math.IsNaN(e) {
+			if e := math.Abs(cases[i].Rows[k].Error()); !math.IsNaN(e) {
 				out = append(out, e)
 			}
 		}
@@ -298,14 +290,14 @@ func (s *study) measure(ctx context.Context, x *Case, turns int, steps []string)
 		return err
 	}
 	for _, schedule := range s.Schedules {
-		x.Rows = append(x.Rows, Row{Schedule: schedule, Predicted: math.NaN(), Processor: math.NaN(), AtSpeed: math.NaN()})
+		x.Rows = append(x.Rows, Row{Schedule: schedule, Predicted: math.NaN()})
 	}
 	for i := range x.Rows {
 		r := &x.Rows[i]
 		if r.Schedule.Name == Loaded {
 			continue
 		}
-		result, err := predict(ctx, r.Schedule, profile, 0)
+		result, err := predict(ctx, r.Schedule, profile)
 		if errors.Is(err, policy.ErrUnsuitable) {
 			r.Refused = err.Error()
 			continue
@@ -322,7 +314,6 @@ func (s *study) measure(ctx context.Context, x *Case, turns int, steps []string)
 			return err
 		}
 	}
-	processor := map[*Row][]float64{}
 	for turn := range turns {
 		order := make([]*Row, len(x.Rows))
 		for i := range x.Rows {
@@ -343,29 +334,14 @@ func (s *study) measure(ctx context.Context, x *Case, turns int, steps []string)
 				return fmt.Errorf("%s: %w", r.Schedule.Name, err)
 			}
 			r.Times = append(r.Times, stat.Mean(t.Times, nil))
-			if len(t.Processor) > 0 {
-				processor[r] = append(processor[r], stat.Mean(t.Processor, nil))
-			}
 		}
-	}
-	for i := range x.Rows {
-		r := &x.Rows[i]
-		if r.Processor = middle(processor[r]); math.IsNaN(r.Processor) || math.IsNaN(r.Predicted) {
-			continue
-		}
-		result, err := predict(ctx, r.Schedule, profile, r.Processor)
-		if err != nil {
-			return fmt.Errorf("%s: %w", r.Schedule.Name, err)
-		}
-		r.AtSpeed = result.Time / 1e6
 	}
 	return nil
 }
 
 // predict is what the simulator says of a schedule; of DistributedDataParallel, of its
-// buckets, on the agents' link. The plan is of the profile. Where processor is not 0, the
-// computation of an iteration takes so many seconds instead.
-func predict(ctx context.Context, s Schedule, measured profiled, processor float64) (*sim.Result, error) {
+// buckets, on the agents' link.
+func predict(ctx context.Context, s Schedule, measured profiled) (*sim.Result, error) {
 	jobText, err := os.ReadFile(measured.job)
 	if err != nil {
 		return nil, err
@@ -394,24 +370,15 @@ func predict(ctx context.Context, s Schedule, measured profiled, processor float
 	if err != nil {
 		return nil, err
 	}
-	if processor > 0 {
-		computation := 0.0
-		for _, x := range j.Ops {
-			computation += x.Time
-		}
-		c.Scale = processor * 1e6 / computation
-	}
 	return sim.RunLegal(ctx, j, c, made, o.Limits, sim.Options{Timeline: true})
 }
 
 // trained is what a training writes.
 type trained struct {
-	Bytes int64     `json:"bytes"` // of gradients
-	Times []float64 `json:"times"` // of iterations, seconds
-	// Processor is processor time of iterations, of the worker, seconds.
-	Processor []float64 `json:"processor"`
-	Tests     []Test    `json:"tests"`
-	Weights   string    `json:"weights"` // their digest at the end
+	Bytes   int64     `json:"bytes"` // of gradients
+	Times   []float64 `json:"times"` // of iterations, seconds
+	Tests   []Test    `json:"tests"`
+	Weights string    `json:"weights"` // their digest at the end
 }
 
 // train runs a training script, unless its result is there already. name tells it from others of the model.

@@ -56,7 +56,7 @@ func TestErrors(t *testing.T) {
 		{Rows: []Row{{Times: []float64{2}, Predicted: none}, {Times: []float64{2}, Predicted: 1.5}}},
 		{Rows: []Row{{Predicted: 1}, {Times: []float64{3, 4, 9}, Predicted: 4.25}}},
 	}
-	if got := Errors(cases, (*Row).Error); !slices.Equal(got, []float64{0.0625, 0.25}) {
+	if got := Errors(cases); !slices.Equal(got, []float64{0.0625, 0.25}) {
 		t.Error(got)
 	}
 }
@@ -86,7 +86,7 @@ echo "$*" >>%[1]s/said
 test -e %[1]s/fail && { echo no luck; exit 3; }
 while [ $# -gt 0 ]; do
 	case $1 in
-	--out) echo '{"bytes": 1000000, "times": [0.5, 1.5], "processor": [0.25, 0.75]}' >"$2" ;;
+	--out) echo '{"bytes": 1000000, "times": [0.5, 1.5]}' >"$2" ;;
 	-o) cp %[1]s/job "$2" ;;
 	--cluster) test -e "$2" || cp %[1]s/cluster "$2" ;;
 	esac
@@ -129,11 +129,7 @@ func TestRun(t *testing.T) {
 		t.Errorf("%+v", cases)
 	}
 	for _, r := range x.Rows {
-		if len(r.Times) != 2 || r.Time() != 1 || math.IsNaN(r.Predicted) != (r.Schedule.Name == "torch") || r.Processor != 0.5 {
-			t.Errorf("%+v", r)
-		}
-		// At that speed computation alone takes 0.5 s, and was predicted to take less.
-		if r.Schedule.Name != "torch" && !(r.AtSpeed >= 0.5 && r.AtSpeed > r.Predicted) {
+		if len(r.Times) != 2 || r.Time() != 1 || math.IsNaN(r.Predicted) != (r.Schedule.Name == "torch") {
 			t.Errorf("%+v", r)
 		}
 		f, err := os.Open(r.Timeline)

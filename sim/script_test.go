@@ -266,12 +266,6 @@ func scriptedCluster(t *testing.T, d *datadriven.TestData) *cluster.Cluster {
 	if d.HasArg("servers") {
 		c.Servers = &cluster.Servers{Count: 4, Colocated: args(d, "servers")[0] == "colocated"}
 	}
-	if d.HasArg("work") {
-		c.Work = floats(t, d, "work")[0]
-	}
-	if d.HasArg("contention") {
-		c.Contention = floats(t, d, "contention")[0]
-	}
 	if d.HasArg("overlap") {
 		c.Overlap = floats(t, d, "overlap")[0]
 	}

@@ -21,7 +21,6 @@ func Live(cases []live.Case) *cli.Report {
 		{Head: "model", Key: "model"}, {Head: "cov-\nerage", Key: "coverage"}, {Head: "rate\nMbit/s", Key: "bits_per_us"},
 		{Head: "alone\nms", Key: "alone_us"}, {Head: "schedule", Key: "schedule"}, {Head: "time\nms", Key: "time_us"},
 		{Head: "by the\nfirst", Key: "relative"}, {Head: "speed-\nup", Key: "speedup"}, {Head: "predic-\nted ms", Key: "predicted_us"}, {Head: "error\n%", Key: "error"},
-		{Head: "pro-\ncessor", Key: "processor_us"}, {Head: "at its\nspeed", Key: "at_speed_us"}, {Head: "error\n%", Key: "error_at_speed"},
 	}}
 	var notes, timelines []string
 	for i := range cases {
@@ -42,9 +41,6 @@ func Live(cases []live.Case) *cli.Report {
 				cellOf(1/relative, func(v float64) any { return cli.Ratio(v) }),
 				cellOf(r.Predicted, func(v float64) any { return cli.Time(v * 1e6) }),
 				cellOf(r.Error(), func(v float64) any { return cli.Percent(v) }),
-				cellOf(r.Processor, func(v float64) any { return cli.Time(v * 1e6) }),
-				cellOf(r.AtSpeed, func(v float64) any { return cli.Time(v * 1e6) }),
-				cellOf(r.ErrorAtSpeed(), func(v float64) any { return cli.Percent(v) }),
 			}})
 		}
 		if one, all := x.Fastest(); one != nil && all != nil {
@@ -53,15 +49,11 @@ func Live(cases []live.Case) *cli.Report {
 		}
 	}
 	var facts []cli.Fact
-	for _, of := range []struct {
-		what, key string
-		error     func(*live.Row) float64
-	}{{"error", "error", (*live.Row).Error}, {"error at the speed of the training", "error_at_speed", (*live.Row).ErrorAtSpeed}} {
-		if errors := live.Errors(cases, of.error); len(errors) > 0 {
-			facts = append(facts,
-				cli.Fact{Label: of.what + ", median, %", Key: "median_" + of.key, Value: cli.Percent(median.Of(errors))},
-				cli.Fact{Label: of.what + ", worst, %", Key: "worst_" + of.key, Value: cli.Percent(errors[len(errors)-1])},
-			)
+	if errors := live.Errors(cases); len(errors) > 0 {
+		facts = []cli.Fact{
+			{Label: "predictions", Key: "predictions", Value: len(errors)},
+			{Label: "error, median, %", Key: "median_error", Value: cli.Percent(median.Of(errors))},
+			{Label: "error, worst, %", Key: "worst_error", Value: cli.Percent(errors[len(errors)-1])},
 		}
 	}
 	if len(timelines) > 0 {
