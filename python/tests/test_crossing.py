@@ -6,7 +6,6 @@ import copy
 import threading
 import unittest
 import warnings
-from types import SimpleNamespace
 from typing import Any, Callable, Dict, List
 from unittest import mock
 
@@ -16,7 +15,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import weft.torch as weft
-from weft._barrier import updated_at_read
 from weft._client import WeftError
 from weft._guard import pending
 
@@ -705,11 +703,6 @@ class Barred(unittest.TestCase):
 
         for got in ranks(2, work, AGENTS["after the step, two buffers"]):
             self.assertEqual(got, [True] * 6)
-
-    def test_delayed(self) -> None:
-        update = SimpleNamespace(generation=0, at="read", iteration=1, tensors=[0, 1])
-        with self.assertRaisesRegex(WeftError, "policy deft delays updates"):
-            updated_at_read(SimpleNamespace(policy="deft", period=1, ends=[0], updates=[update]), None)  # type: ignore[arg-type]
 
 
 class Failing(unittest.TestCase):
