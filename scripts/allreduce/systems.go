@@ -26,14 +26,16 @@ import (
 
 var (
 	// names are the systems, in the order of the first round.
-	names = []string{"gloo", "weft", "copies", "mpi", "engine"}
+	names = []string{"gloo", "weft", "copies", "mpi", "engine", "path"}
 	// groups are the processes that the systems run in.
-	groups = map[string]string{"gloo": "python", "weft": "python", "copies": "python", "mpi": "mpi", "engine": "engine"}
+	groups = map[string]string{"gloo": "python", "weft": "python", "copies": "python", "mpi": "mpi", "engine": "engine", "path": "path"}
 
 	//go:embed workers/worker.py
 	pythonWorker []byte
 	//go:embed workers/worker.c
 	mpiWorker []byte
+	//go:embed workers/path.c
+	pathWorker []byte
 )
 
 const (
@@ -55,7 +57,7 @@ func (o *options) find() error {
 	if o.weft == "" {
 		o.weft = filepath.Join(filepath.Dir(self), "weft")
 	}
-	needs := map[string][]string{"python": {o.weft, o.python}, "engine": {o.weft}, "mpi": {"mpicc", "mpirun"}}
+	needs := map[string][]string{"python": {o.weft, o.python}, "engine": {o.weft}, "mpi": {"mpicc", "mpirun"}, "path": {"cc"}}
 	for _, s := range o.systems {
 		if groups[s] == "" {
 			return fmt.Errorf("no system %q; there are %v", s, names)
@@ -106,7 +108,7 @@ func (o options) start(ctx context.Context, s setting, world int) (t *theatre, e
 			return t, err
 		}
 	}
-	for name, content := range map[string][]byte{"worker.py": pythonWorker, "worker.c": mpiWorker, "secret": []byte(strings.Repeat("benchmark", 4)), "enter": []byte(enter)} {
+	for name, content := range map[string][]byte{"worker.py": pythonWorker, "worker.c": mpiWorker, "path.c": pathWorker, "secret": []byte(strings.Repeat("benchmark", 4)), "enter": []byte(enter)} {
 		if err := os.WriteFile(t.path(name), content, 0o700); err != nil {
 			return t, err
 		}
@@ -136,6 +138,11 @@ func (o options) start(ctx context.Context, s setting, world int) (t *theatre, e
 	}
 	if uses("mpi") {
 		if err := t.mpirun(ctx); err != nil {
+			return t, err
+		}
+	}
+	if uses("path") {
+		if err := t.pathWorkers(ctx); err != nil {
 			return t, err
 		}
 	}
@@ -191,8 +198,8 @@ exec nsenter --net=/proc/$(cat "$dir/pid.$host")/ns/net unshare --uts sh -c 'hos
 // mpirun starts Open MPI's workers.
 func (t *theatre) mpirun(ctx context.Context) error {
 	program := t.path("mpi")
-	if out, err := exec.CommandContext(ctx, "mpicc", "-O3", "-o", program, t.path("worker.c")).CombinedOutput(); err != nil {
-		return fmt.Errorf("mpicc: %w\n%s", err, out)
+	if err := t.compile(ctx, "mpicc", program, "worker.c"); err != nil {
+		return err
 	}
 	command := []string{"mpirun", "--allow-run-as-root", "--bind-to", "none", "-n", strconv.Itoa(t.world), "-x", control}
 	if t.world > runtime.NumCPU() {
@@ -225,10 +232,34 @@ func (t *theatre) mpirun(ctx context.Context) error {
 		"--mca", "btl_tcp_if_include", lab.Interface(0), "--mca", "oob_tcp_if_include", lab.Interface(0), program)...)
 }
 
+// pathWorkers starts the workers that send bytes and reduce nothing.
+func (t *theatre) pathWorkers(ctx context.Context) error {
+	program := t.path("path")
+	if err := t.compile(ctx, "cc", program, "path.c"); err != nil {
+		return err
+	}
+	command := []string{program, t.dir}
+	if t.lab == nil {
+		return t.launch(t.world, nil, nil, command...)
+	}
+	for host := range t.world {
+		command = append(command, lab.Addr(0, host).String())
+	}
+	return t.launch(t.world, func(host int) ([]string, error) { return nil, t.lab.Enter(host) }, nil, command...)
+}
+
+// compile makes a program of a source that lies in the theatre's directory.
+func (t *theatre) compile(ctx context.Context, compiler, program, source string) error {
+	if out, err := exec.CommandContext(ctx, compiler, "-O3", "-o", program, t.path(source)).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", compiler, err, out)
+	}
+	return nil
+}
+
 // gather waits until all processes have come.
 func (t *theatre) gather(uses func(string) bool) error {
 	want := 0
-	for _, group := range []string{"python", "engine", "mpi"} {
+	for _, group := range []string{"python", "engine", "mpi", "path"} {
 		if uses(group) {
 			t.actors[group] = make([]*actor, t.world)
 			want += t.world

@@ -32,8 +32,8 @@ func writeTables(w io.Writer, o options, s setting, world int, results map[int64
 	fmt.Fprintf(w, "\n### %s, %d workers\n\n", s.name, world)
 	columns := []column{
 		milliseconds("Gloo", "gloo"), milliseconds("weft", "weft"), ratio("Gloo / weft", "gloo", "weft"),
-		ratio("Gloo / copies", "gloo", "copies"),
 		milliseconds("Open MPI", "mpi"), milliseconds("engine", "engine"), ratio("Open MPI / engine", "mpi", "engine"), ratio("Gloo / engine", "gloo", "engine"),
+		milliseconds("copies", "copies"), milliseconds("path", "path"), ratio("Gloo / path", "gloo", "path"),
 		{"engine, GB/s", []string{"engine"}, func(bytes int64, x map[string]*result) string {
 			return fmt.Sprintf("%.2f", 2*float64(world-1)/float64(world)*float64(bytes)/1e9/median(x["engine"].times).Seconds())
 		}},
@@ -60,7 +60,7 @@ func each(format string, of func(*result) []float64) (out []column) {
 }
 
 // titles of the systems in the tables.
-var titles = map[string]string{"gloo": "Gloo", "weft": "weft", "copies": "copies", "mpi": "Open MPI", "engine": "engine"}
+var titles = map[string]string{"gloo": "Gloo", "weft": "weft", "copies": "copies", "mpi": "Open MPI", "engine": "engine", "path": "path"}
 
 func writeTable(w io.Writer, o options, title string, columns []column, results map[int64]map[string]*result) {
 	columns = slices.DeleteFunc(slices.Clone(columns), func(c column) bool {
