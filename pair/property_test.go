@@ -186,7 +186,7 @@ func TestJoin(t *testing.T) {
 					n++
 				}
 			}
-			floor, err := bound.Synchronous(m.Job, c)
+			floor, err := bound.Of(bound.ClassOf(m.Plan), m.Job, c, plan.DefaultLimits)
 			if err != nil {
 				t.Fatal(err)
 			}
