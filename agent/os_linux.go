@@ -14,7 +14,7 @@ var unsupported error
 func newRegion(name string, size int64, access int) (*region, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
-		return nil, os.NewSyscallError("memfd_create", err)
+		return nil, noMemory(name, size, err)
 	}
 	r := &region{fd: fd}
 	if err = unix.Ftruncate(fd, size); err == nil {
@@ -25,9 +25,20 @@ func newRegion(name string, size int64, access int) (*region, error) {
 	}
 	if err != nil {
 		r.close()
-		return nil, fmt.Errorf("shared memory of %d bytes: %w", size, err)
+		return nil, noMemory(name, size, err)
 	}
 	return r, nil
+}
+
+// remedies are what to do where the system refuses shared memory.
+var remedies = map[error]string{
+	unix.EMFILE: ": raise the limit of open files (ulimit -n)",
+	unix.ENFILE: ": raise the system's limit of open files (sysctl fs.file-max)",
+	unix.ENOMEM: ": start fewer workers on this host, or raise the limit of memory (ulimit -v), if there is one",
+}
+
+func noMemory(name string, size int64, err error) error {
+	return fmt.Errorf("shared memory %s of %d bytes: %w%s", name, size, err, remedies[err])
 }
 
 // sameUser refuses a peer that runs as another user.

@@ -54,6 +54,9 @@ type Lab struct {
 	Step func(done, total int)
 }
 
+// Models are those of examples/train.py.
+var Models = []string{"resnet18", "gpt", "mlp"}
+
 // Config says what to measure.
 type Config struct {
 	Lab

@@ -3,11 +3,14 @@ package live
 import (
 	"fmt"
 	"io"
+	"io/fs"
 	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -16,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/cluster"
+	"weft/examples"
 	"weft/job"
 	"weft/timeline"
 	"weft/zoo"
@@ -35,6 +39,23 @@ func TestParseSchedule(t *testing.T) {
 	for _, s := range []string{"", "nonsense", "deft:0", "deft:x", "ps", "torch:1", "torch+spread", "dear:1+spread"} {
 		if _, err := ParseSchedule(s); err == nil {
 			t.Errorf("%q is taken", s)
+		}
+	}
+}
+
+// The script has the models that the command takes.
+func TestModels(t *testing.T) {
+	script, err := fs.ReadFile(examples.Scripts, "train.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	batch := regexp.MustCompile(`(?m)^BATCH = .*$`).FindString(string(script))
+	if n := strings.Count(batch, ":"); n != len(Models) {
+		t.Errorf("%s: want %q", batch, Models)
+	}
+	for _, model := range Models {
+		if !strings.Contains(batch, strconv.Quote(model)) {
+			t.Errorf("%s: no %s", batch, model)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -62,6 +63,11 @@ run again, so a study that was interrupted goes on where it was.`,
 			return cli.Usagef("--hosts %d: need 2 to %d", config.Hosts, lab.MaxHosts)
 		case len(config.Models) == 0 || len(config.Coverages) == 0:
 			return cli.Usagef("--models and --coverage: need at least one each")
+		}
+		for _, model := range config.Models {
+			if !slices.Contains(live.Models, model) {
+				return cli.Usagef("--models: no %s; known: %s", model, strings.Join(live.Models, ", "))
+			}
 		}
 		for _, x := range config.Coverages {
 			if !(x > 0 && x <= 1000) {

@@ -58,9 +58,9 @@ func run(ctx context.Context, c *cli.Console, args []string) int {
 	switch {
 	case err == nil, errors.Is(err, cli.ErrNo):
 	case cli.IsUsage(err):
-		fmt.Fprintf(c.Err, "weft: %s\nsee: %s --help\n", cli.Printable(err.Error()), cmd.CommandPath())
+		fmt.Fprintf(c.Err, "weft: %s\nsee: %s --help\n", cli.PrintableLines(err.Error()), cmd.CommandPath())
 	default:
-		fmt.Fprintf(c.Err, "weft: %s\n", cli.Printable(err.Error()))
+		fmt.Fprintf(c.Err, "weft: %s\n", cli.PrintableLines(err.Error()))
 	}
 	return code
 }

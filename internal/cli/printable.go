@@ -30,6 +30,16 @@ func Printable(s string) string {
 	return b.String()
 }
 
+// PrintableLines makes a text of several lines safe to print. Those after the first are indented:
+// none of them passes for a message of its own.
+func PrintableLines(s string) string {
+	lines := strings.Split(strings.TrimRight(s, "\n"), "\n")
+	for i, line := range lines {
+		lines[i] = Printable(line)
+	}
+	return strings.Join(lines, "\n  ")
+}
+
 // Text prints what write writes, each line printable.
 func (c *Console) Text(write func(io.Writer) error) error {
 	var text bytes.Buffer

@@ -76,3 +76,9 @@ func clean(t *testing.T, text string, isJSON bool) {
 		}
 	}
 }
+
+func TestPrintableLines(t *testing.T) {
+	if got := PrintableLines("a\x1b\nweft: b\n\n"); got != "a\\x1b\n  weft: b" {
+		t.Errorf("%q", got)
+	}
+}

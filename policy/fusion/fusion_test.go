@@ -88,6 +88,17 @@ func TestDDPBucketsByType(t *testing.T) {
 	}
 }
 
+// A job file may have buckets without tensors, of which no plan can be made.
+func TestRecordedBuckets(t *testing.T) {
+	j := &job.Job{Recorded: &job.Recorded{Buckets: []job.RecordedBucket{{}, {Tensors: []job.TensorID{1, 0}}, {}}}}
+	if got := recordedBuckets(j); !reflect.DeepEqual(got, [][]job.TensorID{{1, 0}}) {
+		t.Errorf("buckets %v", got)
+	}
+	if got := recordedBuckets(&job.Job{}); got != nil {
+		t.Errorf("buckets %v of a job that does not say", got)
+	}
+}
+
 // The example of section 3: threshold 10; A f32 4, B f16 3, C f32 5, D f32 4
 // bytes give [A C] [B] [D]: B is skipped (4 + 3 <= 10), C fits (4 + 5 <= 10), D
 // does not (9 + 4 > 10) and with B skipped neither may be looked past.

@@ -15,13 +15,23 @@ var Recorded = policy.Policy{
 	Title: "the buckets of the recorded run",
 	Paper: "the trace itself",
 	Build: build("recorded", func(j *job.Job, _ *cluster.Cluster, _ *policy.Profile, _ policy.Options) ([]policy.Send, error) {
-		if j.Recorded == nil || len(j.Recorded.Buckets) == 0 {
+		groups := recordedBuckets(j)
+		if len(groups) == 0 {
 			return nil, fmt.Errorf("%w: job %q does not say how it was recorded", policy.ErrUnsuitable, j.Name)
-		}
-		groups := make([][]job.TensorID, len(j.Recorded.Buckets))
-		for i, b := range j.Recorded.Buckets {
-			groups[i] = b.Tensors
 		}
 		return policy.Sends(groups), nil
 	}),
+}
+
+// recordedBuckets are the buckets in which something was recorded; none: the job does not say.
+func recordedBuckets(j *job.Job) (groups [][]job.TensorID) {
+	if j.Recorded == nil {
+		return nil
+	}
+	for _, b := range j.Recorded.Buckets {
+		if len(b.Tensors) > 0 {
+			groups = append(groups, b.Tensors)
+		}
+	}
+	return groups
 }
