@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"weft/agent"
-	"weft/agent/choice"
 	"weft/agent/rendezvous"
 	"weft/collective"
 	"weft/launch"
@@ -119,15 +118,8 @@ func (c *Config) warn(text string) { fmt.Fprintln(c.Err, "weft: warning:", text)
 
 // tell tells the user of the training.
 func (c *Config) tell(a *agent.Agent, asked bool) {
-	p := a.Plan()
-	switch {
-	case c.First > 0:
-	case c.Tell != nil:
-		c.Tell(p, a.Ran(), asked)
-	case p != nil:
-		for _, line := range choice.Given(p, nil, a.Ran()) {
-			fmt.Fprintln(c.Err, "weft:", line)
-		}
+	if c.First == 0 && c.Tell != nil {
+		c.Tell(a.Plan(), a.Ran(), asked)
 	}
 }
 

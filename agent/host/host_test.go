@@ -432,6 +432,37 @@ func TestServePlan(t *testing.T) {
 	}
 }
 
+// Where nothing gives a plan, plain buckets run, and the user is told what would.
+func TestServePlain(t *testing.T) {
+	t.Parallel()
+	s := serve(t, newDir(t))
+	w := []*worker.Worker{s.dial(t, 0), s.dial(t, 1)}
+	says := protocol.Hello{BucketBytes: 1, FirstBucket: 1, Tensors: []protocol.Tensor{{Name: "t1", Elements: 5, DType: "float32"}}}
+	for rank, err := range both(says, w...) {
+		if err != nil {
+			t.Fatalf("rank %d: %v", rank, err)
+		}
+	}
+	for i := range 3 {
+		for rank := range w {
+			if err := w[rank].Ready(0, i); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for rank := range w {
+			if _, _, err := w[rank].Done(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	w[0].Goodbye()
+	w[1].Goodbye()
+	want := `^weft: measured: plain buckets \d+\.\d ms an iteration, \d+\.\d ms of it exposed; weft run would have tried plans against them, and WEFT_PLAN=FILE gives one\n$`
+	if err := s.Wait(); err != nil || !regexp.MustCompile(want).MatchString(s.said.String()) {
+		t.Errorf("%v, it said %s", err, s.said)
+	}
+}
+
 // The process of local rank 0 ends before it has said hello: who comes is told.
 func TestServeOrphan(t *testing.T) {
 	s := serve(t, newDir(t))

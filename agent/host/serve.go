@@ -16,7 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/agent"
+	"weft/agent/choice"
 	"weft/launch"
+	"weft/plan"
 )
 
 const (
@@ -64,11 +66,27 @@ func Serve(ctx context.Context, c Config, dir string, stdin, stdout *os.File) er
 		case <-time.After(lateness):
 		}
 	}
+	c.Tell = c.found
 	c.tell(a, false)
 	a.Close()
 	stdin.Close()
 	waiting.Wait()
 	return err
+}
+
+// found tells of the plan that was given; or that none was, as there is nobody here to make one.
+func (c *Config) found(executed *plan.Plan, ran []agent.Ran, _ bool) {
+	var lines []string
+	if executed != nil {
+		lines = choice.Given(executed, nil, ran)
+	} else {
+		for _, plain := range choice.Plain(ran) {
+			lines = append(lines, plain+"; weft run would have tried plans against them, and WEFT_PLAN=FILE gives one")
+		}
+	}
+	for _, line := range lines {
+		fmt.Fprintln(c.Err, "weft:", line)
+	}
 }
 
 // start makes directory, agent and keeper, or nothing.

@@ -65,7 +65,7 @@ func (x *planned) check(p launch.Place) error {
 	if x.file == "" && x.making.Policy == "" {
 		x.file = os.Getenv("WEFT_PLAN")
 	}
-	if delay := os.Getenv("WEFT_MAX_DELAY"); delay != "" && x.file+x.making.Policy != "" && !x.limits.Changed("max-delay") {
+	if delay := os.Getenv("WEFT_MAX_DELAY"); delay != "" && !x.limits.Changed("max-delay") {
 		if err := x.limits.Set("max-delay", delay); err != nil {
 			return cli.Usagef("WEFT_MAX_DELAY is %q: need a number of iterations, or give --max-delay", delay)
 		}

@@ -19,10 +19,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"weft/agent/protocol"
 	"weft/agent/worker"
 	"weft/internal/cli"
 	"weft/job"
+	"weft/launch"
 )
 
 // asWorker makes the test binary behave as a training process, in a way that its
@@ -135,6 +138,24 @@ func empty(t *testing.T, dir string) {
 	entries, err := os.ReadDir(dir)
 	if err != nil || len(entries) > 0 {
 		t.Errorf("left behind: %v (%v)", entries, err)
+	}
+}
+
+// WEFT_MAX_DELAY is for a training that chooses its plan, too.
+func TestRunDelayed(t *testing.T) {
+	t.Setenv("WEFT_MAX_DELAY", "1")
+	for flags, want := range map[string]int{"": 1, "--policy=auto": 1, "--max-delay=0": 0, "--max-delay=2": 2} {
+		var given planned
+		cmd := &cobra.Command{}
+		given.register(cmd)
+		two := launch.Place{Workers: 2, World: 2}
+		if err := cmp.Or(cmd.ParseFlags(strings.Fields(flags)), given.check(two)); err != nil {
+			t.Fatalf("%s: %v", flags, err)
+		}
+		chosen, err := given.choice("train.py", two)
+		if err != nil || chosen.Options.Limits.MaxDelay != want {
+			t.Errorf("%s: %v, %+v: want a delay of at most %d", flags, err, chosen.Options.Limits, want)
+		}
 	}
 }
 
