@@ -23,12 +23,12 @@ PLANS = [
 ]
 
 
-def made(directory: str, link: str, delay: int = 1) -> str:
-    """The file of a plan for a link."""
+def made(directory: str, *links: str, delay: int = 1) -> str:
+    """The file of a plan for these links."""
     path, plan = (os.path.join(directory, n) for n in ("job.json", "plan.json"))
     with open(path, "w") as f:
         json.dump(job(Model()), f)
-    command = [launch.WEFT, "plan", path, "--policy", "deft", "--max-delay", str(delay), "--workers", str(WORLD), "--link", link, "-o", plan]
+    command = [launch.WEFT, "plan", path, "--policy", "deft", "--max-delay", str(delay), "--workers", str(WORLD), *(f"--link={link}" for link in links), "-o", plan]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return plan
 
@@ -38,7 +38,7 @@ class Delayed(unittest.TestCase):
     def test_oracle(self) -> None:
         for link, delay, lengths in PLANS:
             with self.subTest(link, delay=delay), tempfile.TemporaryDirectory() as directory:
-                plan, out = made(directory, link, delay), os.path.join(directory, "out")
+                plan, out = made(directory, link, delay=delay), os.path.join(directory, "out")
                 with open(plan) as f:
                     self.assertEqual([g["length"] for g in json.load(f)["generations"]], lengths)
                 script = [sys.executable, os.path.join(launch.HERE, "delayed.py"), plan, out]
@@ -49,10 +49,24 @@ class Delayed(unittest.TestCase):
                 for rank in range(WORLD):
                     self.assertTrue(os.path.exists(f"{out}.{rank}"), ended.output)
 
+    def test_through_torch_distributed(self) -> None:
+        """Half of what is sent goes over link c10d: of two workers the bits are the same. state_dict() says what to do."""
+        with tempfile.TemporaryDirectory() as directory:
+            plan, out = made(directory, "20Mbit,10us,name=net", "20Mbit,10us,name=c10d"), os.path.join(directory, "out")
+            with open(plan) as f:
+                given = json.load(f)
+            self.assertTrue(all(p["transfers"] for p in given["programs"]), given["programs"])
+            script = [sys.executable, "-W", "ignore", os.path.join(launch.HERE, "delayed.py"), plan, out]
+            (ended,) = launch.run_commands([[launch.WEFT, "run", "-n", str(WORLD), "--plan", plan, "--max-delay", "1", "--", *script]], {})
+            self.assertEqual(ended.code, 0, ended.output)
+            self.assertIn("delays updates: delay 1", ended.output)
+            for rank in range(WORLD):
+                self.assertTrue(os.path.exists(f"{out}.{rank}"), ended.output)
+
     def test_resume(self) -> None:
         for link, delay, _ in PLANS[1::2]:
             with self.subTest(link, delay=delay), tempfile.TemporaryDirectory() as directory:
-                plan, out = made(directory, link, delay), os.path.join(directory, "out")
+                plan, out = made(directory, link, delay=delay), os.path.join(directory, "out")
                 for what, said in (("save", "save"), ("resume", "resumed"), ("other", "this plan is not that of the checkpoint")):
                     how = ["--policy", "ddp"] if what == "other" else ["--plan", plan, "--max-delay", str(delay)]
                     script = [sys.executable, "-W", "ignore", os.path.join(launch.HERE, "delayed.py"), plan, what, out]

@@ -92,8 +92,11 @@ class Session:
     def state(self, reducer: Reducer) -> Dict[str, Any]:
         """What weft.state_dict returns."""
         state = reducer.state()
-        if state["outstanding"] is not None and self._c10d is not None:
-            raise WeftError("weft.state_dict(): through torch.distributed, what was sent is not kept; call weft.flush() before it")
+        if self._c10d is not None and state["outstanding"] is not None and state["outstanding"]["closed"]:
+            raise WeftError(
+                f"rank {self.client.rank}: weft.state_dict(): updates are outstanding, and what went through torch.distributed is not kept:"
+                " every rank calls weft.flush() after step(), before it"
+            )
         return state
 
     def load(self, reducer: Reducer, state: Dict[str, Any]) -> None:
