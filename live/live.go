@@ -71,7 +71,7 @@ type Schedule struct {
 	library string // as examples/train.py names it
 	policy  string // empty: none
 	spread  bool   // over all rails
-	delay   int    // allowed
+	limits  plan.Limits
 }
 
 const (
@@ -87,19 +87,28 @@ var libraries = map[string]string{DDP: "ddp", Loaded: "loaded"}
 
 const spread = "+spread"
 
-// ParseSchedule reads torch, loaded, a policy, or a policy and the delay that it is
-// allowed, as deft:1. That of a policy for one link, behind which comes +spread, is spread
-// over all.
+// ParseSchedule reads torch, loaded, or a policy. A policy may be allowed a delay, as
+// deft:1, and held to an update rate, as deft:1:0.5. That of a policy for one link, behind
+// which comes +spread, is spread over all.
 func ParseSchedule(s string) (Schedule, error) {
 	if library, ok := libraries[s]; ok {
-		return Schedule{Name: s, library: library}, nil
+		return Schedule{Name: s, library: library, limits: plan.DefaultLimits}, nil
 	}
-	x := Schedule{Name: s, library: "weft"}
-	name, delay, delayed := strings.Cut(s, ":")
+	x := Schedule{Name: s, library: "weft", limits: plan.DefaultLimits}
+	name, allowed, delayed := strings.Cut(s, ":")
 	if delayed {
-		var err error
-		if x.delay, err = strconv.Atoi(delay); err != nil || x.delay < 1 {
+		delay, rate, rated := strings.Cut(allowed, ":")
+		d, err := strconv.Atoi(delay)
+		if err != nil || d < 1 {
 			return x, fmt.Errorf("%q: after the colon comes the delay that is allowed, in iterations", s)
+		}
+		x.limits = plan.DelayLimits(d)
+		if rated {
+			r, err := strconv.ParseFloat(rate, 64)
+			if err != nil || !(r > 0 && r <= 1) {
+				return x, fmt.Errorf("%q: after the second colon comes the least update rate, above 0 and at most 1", s)
+			}
+			x.limits.MinUpdateRate = r
 		}
 	}
 	name, x.spread = strings.CutSuffix(name, spread)
@@ -173,7 +182,7 @@ func (x *Case) Fastest() (one, several *Row) {
 		if r.Schedule.several() {
 			best = &several
 		}
-		if r.Schedule.delay == 0 && len(r.Times) > 0 && (*best == nil || r.Time() < (*best).Time()) {
+		if r.Schedule.limits.MaxDelay == 0 && len(r.Times) > 0 && (*best == nil || r.Time() < (*best).Time()) {
 			*best = r
 		}
 	}
@@ -279,8 +288,8 @@ func (x *Schedule) run(weft string, p profiled) []string {
 	if x.spread {
 		run = append(run, "--spread")
 	}
-	if x.delay > 0 {
-		run = append(run, "--max-delay", strconv.Itoa(x.delay))
+	if l := x.limits; l.MaxDelay > 0 {
+		run = append(run, "--max-delay", strconv.Itoa(l.MaxDelay), "--max-staleness", strconv.Itoa(l.MaxStaleness), "--min-update-rate", fmt.Sprint(l.MinUpdateRate))
 	}
 	return append(run, "--")
 }
@@ -365,10 +374,7 @@ func predict(ctx context.Context, s Schedule, measured profiled) (*sim.Result, e
 	if err != nil {
 		return nil, err
 	}
-	o := policy.Options{Limits: plan.DefaultLimits, Spread: s.spread}
-	if s.delay > 0 {
-		o.Limits = plan.DelayLimits(s.delay)
-	}
+	o := policy.Options{Limits: s.limits, Spread: s.spread}
 	made, err := p.Plan(ctx, j, c, o)
 	if err != nil {
 		return nil, err

@@ -21,22 +21,25 @@ import (
 	"weft/cluster"
 	"weft/examples"
 	"weft/job"
+	"weft/plan"
 	"weft/timeline"
 	"weft/zoo"
 )
 
 func TestParseSchedule(t *testing.T) {
 	for s, want := range map[string]Schedule{
-		"torch":     {Name: "torch", library: "ddp"},
-		"dear":      {Name: "dear", library: "weft", policy: "dear"},
-		"deft:1":    {Name: "deft:1", library: "weft", policy: "deft", delay: 1},
-		"p3+spread": {Name: "p3+spread", library: "weft", policy: "p3", spread: true},
+		"torch":      {library: "ddp", limits: plan.DefaultLimits},
+		"dear":       {library: "weft", policy: "dear", limits: plan.DefaultLimits},
+		"deft:1":     {library: "weft", policy: "deft", limits: plan.DelayLimits(1)},
+		"deft:2:0.5": {library: "weft", policy: "deft", limits: plan.Limits{MaxDelay: 2, MaxStaleness: 4, MinUpdateRate: 0.5}},
+		"p3+spread":  {library: "weft", policy: "p3", spread: true, limits: plan.DefaultLimits},
 	} {
+		want.Name = s
 		if got, err := ParseSchedule(s); err != nil || got != want {
 			t.Errorf("%s: %+v, %v", s, got, err)
 		}
 	}
-	for _, s := range []string{"", "nonsense", "deft:0", "deft:x", "ps", "torch:1", "torch+spread", "dear:1+spread"} {
+	for _, s := range []string{"", "nonsense", "deft:0", "deft:x", "ps", "torch:1", "torch+spread", "dear:1+spread", "deft:1:", "deft:1:0", "deft:1:2", "deft:1:NaN", "deft:1:1:1"} {
 		if _, err := ParseSchedule(s); err == nil {
 			t.Errorf("%q is taken", s)
 		}
@@ -177,7 +180,7 @@ func TestRun(t *testing.T) {
 			order = append(order, "torch")
 		case strings.Contains(line, "--policy dear "):
 			order = append(order, "dear")
-		case strings.Contains(line, "--policy deft ") && strings.Contains(line, "--max-delay 1"):
+		case strings.Contains(line, "--policy deft ") && strings.Contains(line, "--max-delay 1 --max-staleness 3 --min-update-rate 0.3333333333333333 "):
 			order = append(order, "deft")
 		default:
 			t.Errorf("%s", line)

@@ -27,8 +27,9 @@ results.
 
 A line's rate follows from the coverage rate: the time of the gradients on the
 wire, by that of an iteration of computation alone, which is measured first. A
-schedule is torch (DistributedDataParallel over gloo), a policy, or a policy and
-the delay that it is allowed, as deft:1.
+schedule is torch (DistributedDataParallel over gloo), a policy, a policy and
+the delay that it is allowed, as deft:1, or these and the least update rate, as
+deft:1:1.
 
 With --rails the hosts have further networks. Policies plan for the first;
 dear+spread is dear over all of them. Beside the table comes by how much the
