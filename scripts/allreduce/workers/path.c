@@ -72,6 +72,8 @@ static void exchange(int *peers, int n, long bytes) {
 				out[i] -= k, rest -= k;
 			wait[i] = (struct pollfd){peers[i], (in[i] ? POLLIN : 0) | (out[i] ? POLLOUT : 0), 0};
 		}
+		if (rest == 0) /* what was sent last was the last of all: nobody would wake it */
+			break;
 		poll(wait, n, -1);
 		for (int i = 0; i < n; i++) {
 			if (!(wait[i].revents & (POLLIN | POLLHUP)))
