@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import threading
 import unittest
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Set
 
 import torch
 import torch.nn.functional as F
@@ -150,6 +151,29 @@ class Guard(unittest.TestCase):
         self.assertTrue(torch.equal(torch.stack([a, b]), torch.stack([torch.arange(1.0, 7).view(2, 3)] * 2)))
         self.assertEqual([u.completed for u in updates], [1, 1, 0])
         release(c)
+
+    def test_threads(self) -> None:
+        """In a container that nobody looks into: what this thread guards is completed, if that is enough, and nobody else's."""
+
+        def total(of: Set[torch.Tensor]) -> Any:
+            if torch.overrides.has_torch_function(tuple(of)):
+                return torch.overrides.handle_torch_function(total, tuple(of), of)
+            return sum(float(p.sum()) for p in of)
+
+        a, b, theirs = (self.parameter() for _ in range(3))
+        of_theirs: List[Adding] = []
+        thread = threading.Thread(target=lambda: of_theirs.append(Adding(theirs)))
+        own = [Adding(a), Adding(b)]
+        thread.start()
+        thread.join()
+        self.assertEqual(total({a}), 21)
+        self.assertEqual(([u.completed for u in own], of_theirs[0].completed), ([1, 1], 0))
+        self.assertEqual(total({theirs}), 21)
+        thread = threading.Thread(target=lambda: of_theirs.append(Adding(theirs)))
+        Adding(a)
+        thread.start()
+        thread.join()
+        self.assertEqual(total({theirs}), 27)
 
     def test_autograd(self) -> None:
         """A graph made of a guarded parameter is that of a plain one; a custom function reads inside its forward."""

@@ -9,7 +9,8 @@ tensors from Python themselves, and aliases (w = p.data) made before.
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict, Iterator, List, Optional, Protocol, Tuple
+import threading
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Protocol
 
 import torch
 
@@ -37,14 +38,20 @@ class Pending(Protocol):
         """The tensor is about to be set to zero: a gradient need not come any more, a parameter must be complete."""
 
 
-# By id of a guarded tensor: itself (so that its Python object, and with it its class, lives on), its class, and why.
-_guarded: Dict[int, Tuple[torch.Tensor, type, Pending]] = {}
+class _Guarded(NamedTuple):
+    tensor: torch.Tensor  # so that its Python object, and with it its class, lives on
+    cls: type  # its own
+    why: Pending
+    thread: int  # that guarded it
+
+
+_guarded: Dict[int, _Guarded] = {}  # by id of the tensor
 
 
 def guard(tensor: torch.Tensor, why: Pending) -> None:
     """Guards a tensor until release. It is the caller's to guard no tensor twice."""
     cls = type(tensor)
-    _guarded[id(tensor)] = (tensor, cls, why)
+    _guarded[id(tensor)] = _Guarded(tensor, cls, why, threading.get_ident())
     tensor.__class__ = _guard_class(cls)
 
 
@@ -52,13 +59,13 @@ def release(tensor: torch.Tensor) -> None:
     """The tensor is what it should be, and of its own class again. Nothing happens to one that is not guarded."""
     found = _guarded.pop(id(tensor), None)
     if found is not None:
-        tensor.__class__ = found[1]
+        tensor.__class__ = found.cls
 
 
 def pending(tensor: torch.Tensor) -> Optional[Pending]:
     """Why a tensor is guarded, or None if it is not."""
     found = _guarded.get(id(tensor))
-    return found[2] if found is not None else None
+    return found.why if found is not None else None
 
 
 def refused(tensor: torch.Tensor) -> Optional[str]:
@@ -118,15 +125,17 @@ def _guard_class(cls: type) -> type:
 def _complete(*arguments: Any) -> None:
     """Completes all guarded tensors among arguments, in any lists, tuples and dicts."""
     found = [t for a in arguments for t in _guarded_in(a)]
-    if not found:  # in a container of another kind; all that a process guards are one model's, and may be waited for at any time
-        found = list(_guarded.values())
+    if not found:  # in a container of another kind: of one model, all may be waited for at any time
+        here = threading.get_ident()
+        # First what this thread guards: where ranks are threads, another's model may wait for this one. What it was not, comes back.
+        found = [g for g in _guarded.values() if g.thread == here] or list(_guarded.values())
     with uncompiled():
-        for tensor, _, why in found:
-            if pending(tensor) is why:  # one may be there twice, or complete others
-                why.complete()
+        for g in found:
+            if pending(g.tensor) is g.why:  # one may be there twice, or complete others
+                g.why.complete()
 
 
-def _guarded_in(value: Any) -> Iterator[Tuple[torch.Tensor, type, Pending]]:
+def _guarded_in(value: Any) -> Iterator[_Guarded]:
     if isinstance(value, _Guard):
         found = _guarded.get(id(value))
         if found is not None:
