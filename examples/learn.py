@@ -8,9 +8,11 @@ character by character, from a directory of it. `weft study accuracy` runs it.
 """
 
 import argparse
+import gzip
 import hashlib
 import json
 import os
+import statistics
 import time
 
 import torch
@@ -18,7 +20,22 @@ from torch import nn
 from torch.nn import functional as F
 
 import models
-from mnist import pictures
+from library import LIBRARIES, settle
+
+
+def read(directory: str, name: str) -> torch.Tensor:
+    """The contents of one file, uint8: a header of 16 bits of zero, type and number of dimensions, the dimensions, the data."""
+    with gzip.open(os.path.join(directory, name)) as f:
+        b = bytearray(f.read())
+    n = b[3]
+    shape = [int.from_bytes(b[4 + 4 * i : 8 + 4 * i], "big") for i in range(n)]
+    return torch.frombuffer(b, dtype=torch.uint8, offset=4 + 4 * n).view(shape)
+
+
+def pictures(directory: str, name: str):
+    """Pictures, float32 (n, 3, 28, 28), three times the same grey, and digits (n)."""
+    x = read(directory, f"{name}-images-idx3-ubyte.gz").float().div_(255).sub_(0.1307).div_(0.3081)
+    return x[:, None].expand(-1, 3, -1, -1), read(directory, f"{name}-labels-idx1-ubyte.gz").long()
 
 
 class Digits:
@@ -110,7 +127,7 @@ def main() -> None:
     p = argparse.ArgumentParser()
     p.add_argument("task", choices=sorted(TASKS))
     p.add_argument("data")
-    p.add_argument("--with", dest="library", choices=["weft", "ddp", "alone"], default="weft")
+    p.add_argument("--with", dest="library", choices=[*LIBRARIES], default="weft")
     p.add_argument("--seed", type=int, default=1, help="of weights and batches")
     p.add_argument("--steps", type=int, help="the learning rate falls to zero over them")
     p.add_argument("--tests", type=int, default=10, help="how many times to test; 0: never")
@@ -121,30 +138,13 @@ def main() -> None:
     data, steps = data(args.data), args.steps or steps
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
-    model = network = build()
-    optimizer = data.optimizer(model)
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    sum_of, flush, end = (lambda t: t), (lambda: None), (lambda: None)
-    if args.library == "weft":
-        import weft.torch as weft
-
-        weft.init()
-        network, optimizer = weft.wrap(model, optimizer)
-        sum_of, flush = weft.all_reduce, weft.flush
-    elif args.library == "ddp":
-        import torch.distributed as dist
-
-        dist.init_process_group("gloo")
-        network = nn.parallel.DistributedDataParallel(model)
-        end = dist.destroy_process_group
-
-        def sum_of(t: torch.Tensor) -> torch.Tensor:
-            dist.all_reduce(t)
-            return t
+    library = LIBRARIES[args.library]()
+    model = build()
+    network, optimizer = library.wrap(model, data.optimizer(model))
 
     warm = max(steps // 20, 1)
     pace = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min((i + 1) / warm, max(steps - i, 0) / (steps - warm + 1)))
-    generator = torch.Generator().manual_seed(1000 * args.seed + rank)
+    generator = torch.Generator().manual_seed(1000 * args.seed + library.rank)
 
     def step() -> None:
         x, y = data.draw(data.batch, generator)
@@ -158,11 +158,11 @@ def main() -> None:
         model.eval()
         total = torch.zeros(2, dtype=torch.float64)
         with torch.no_grad():
-            for x, y in data.tests(rank, world):
+            for x, y in data.tests(library.rank, library.world):
                 scores = data.score(model(x), y)
                 total += torch.tensor([scores.sum(), scores.numel()], dtype=torch.float64)
         model.train()
-        total = sum_of(total)
+        total = library.sum(total)
         return float(total[0] / total[1])
 
     # Tests take no time of what is told: the clock stands still, after the last update is in place.
@@ -172,24 +172,25 @@ def main() -> None:
         step()
         due = args.tests and i * args.tests // steps > (i - 1) * args.tests // steps
         if i == steps:
-            flush()
+            library.flush()
         if due or i == steps:
-            for parameter in model.parameters():
-                parameter.sum()  # its update may be under way
+            settle(model)
         now = time.perf_counter()
         times.append(now - last)
         spent += now - last
         if due:
             scores.append({"step": i, "time": spent, "score": test()})
-            if rank == 0:
+            if library.rank == 0:
                 print(f"{args.task}, {args.library}: step {i}, {spent:.1f} s: {scores[-1]['score']:.4f}", flush=True)
         last = time.perf_counter() if due else now
     weights = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
-    if rank == 0 and args.out:
+    if library.rank == 0:
+        print(f"{args.task}, {args.library}: {1e3 * statistics.median(times):.0f} ms a step, weights {weights[:16]}", flush=True)
+    if library.rank == 0 and args.out:
         size = sum(p.numel() * p.element_size() for p in model.parameters())
         with open(args.out, "w") as f:
             json.dump({"bytes": size, "times": times, "tests": scores, "weights": weights}, f)
-    end()
+    library.close()
 
 
 if __name__ == "__main__":

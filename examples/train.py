@@ -20,9 +20,9 @@ import time
 from typing import Any
 
 import torch
-from torch import nn
 
 import models
+from library import LIBRARIES, Alone, settle
 
 BATCH = {"resnet18": 16, "gpt": 4, "mlp": 128}
 
@@ -66,7 +66,7 @@ def move(elements: int) -> None:
 def main() -> None:
     p = argparse.ArgumentParser()
     p.add_argument("model", choices=sorted(BATCH), nargs="?", default="resnet18")
-    p.add_argument("--with", dest="library", choices=["weft", "ddp", "alone", "loaded"], default="weft")
+    p.add_argument("--with", dest="library", choices=[*LIBRARIES, "loaded"], default="weft")
     p.add_argument("--move", type=int, help=argparse.SUPPRESS)
     p.add_argument("--steps", type=int, default=30)
     p.add_argument("--warm-up", type=int, default=5, help="steps before, which are not timed")
@@ -78,22 +78,12 @@ def main() -> None:
 
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    model = network = models.build(args.model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    rank = int(os.environ.get("RANK", 0))
-    if args.library == "weft":
-        import weft.torch as weft
-
-        weft.init()
-        network, optimizer = weft.wrap(model, optimizer)
-    elif args.library == "ddp":
-        import torch.distributed as dist
-
-        dist.init_process_group("gloo")
-        network = nn.parallel.DistributedDataParallel(model)
+    library = LIBRARIES.get(args.library, Alone)()
+    model = models.build(args.model)
+    network, optimizer = library.wrap(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9))
     mover = Mover(sum(q.numel() for q in model.parameters())) if args.library == "loaded" else None
 
-    generator = torch.Generator().manual_seed(100 + rank)
+    generator = torch.Generator().manual_seed(100 + library.rank)
     batches = [models.batch(args.model, args.batch or BATCH[args.model], 64, generator) for _ in range(4)]
     ends = []
     for i in range(args.warm_up + args.steps):
@@ -104,23 +94,20 @@ def main() -> None:
         models.loss(args.model, network(x), y).backward()
         optimizer.step()
         if i + 1 == args.warm_up + args.steps:
-            for parameter in model.parameters():
-                parameter.sum()  # the last update may be under way
+            settle(model)
         if mover is not None:
             mover.wait()
         if i + 1 >= args.warm_up:
             ends.append(time.perf_counter())
     times = [b - a for a, b in zip(ends, ends[1:])]
-    if rank == 0:
+    if library.rank == 0:
         print(f"{args.model}, {args.library}: {1e3 * statistics.median(times):.1f} ms a step", flush=True)
         if args.out:
             with open(args.out, "w") as f:
                 json.dump({"bytes": sum(4 * p.numel() for p in model.parameters()), "times": times}, f)
     if mover is not None:
         mover.close()
-    if args.library == "ddp":
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
+    library.close()
 
 
 if __name__ == "__main__":
