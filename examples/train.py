@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import models
-from library import LIBRARIES, Alone, settle
+from library import LIBRARIES, Alone
 
 BATCH = {"resnet18": 16, "gpt": 4, "mlp": 128}
 
@@ -93,8 +93,6 @@ def main() -> None:
         optimizer.zero_grad()
         models.loss(args.model, network(x), y).backward()
         optimizer.step()
-        if i + 1 == args.warm_up + args.steps:
-            settle(model)
         if mover is not None:
             mover.wait()
         if i + 1 >= args.warm_up:

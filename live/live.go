@@ -27,6 +27,7 @@ import (
 	"github.com/go-json-experiment/json"
 	"gonum.org/v1/gonum/stat"
 
+	"weft/bound"
 	"weft/cluster"
 	"weft/examples"
 	"weft/internal/atomicfile"
@@ -139,6 +140,7 @@ type Row struct {
 	Schedule  Schedule
 	Times     []float64 // of an iteration, seconds: the mean of each turn
 	Predicted float64   // likewise; NaN where nothing is
+	Bound     float64   // likewise, of all plans of its plan's class and limits on the job and cluster that were measured; NaN where nothing is predicted
 	Timeline  string    // file of what is simulated; empty: there is none
 	Refused   string    // why there is nothing
 }
@@ -157,6 +159,9 @@ func (r *Row) Against(other *Row) float64 {
 
 // Error is by what share the prediction differs from the time.
 func (r *Row) Error() float64 { return r.Predicted/r.Time() - 1 }
+
+// Gap is the time over the bound, less 1: what no schedule can gain more than.
+func (r *Row) Gap() float64 { return r.Time()/r.Bound - 1 }
 
 // Errors are the predictions' errors of all cases, whichever their sign, by size.
 func Errors(cases []Case) (out []float64) {
@@ -302,14 +307,14 @@ func (s *study) measure(ctx context.Context, x *Case, turns int, steps []string)
 		return err
 	}
 	for _, schedule := range s.Schedules {
-		x.Rows = append(x.Rows, Row{Schedule: schedule, Predicted: math.NaN()})
+		x.Rows = append(x.Rows, Row{Schedule: schedule, Predicted: math.NaN(), Bound: math.NaN()})
 	}
 	for i := range x.Rows {
 		r := &x.Rows[i]
 		if r.Schedule.Name == Loaded {
 			continue
 		}
-		result, err := predict(ctx, r.Schedule, profile)
+		result, least, err := predict(ctx, r.Schedule, profile)
 		if errors.Is(err, policy.ErrUnsuitable) {
 			r.Refused = err.Error()
 			continue
@@ -318,7 +323,7 @@ func (s *study) measure(ctx context.Context, x *Case, turns int, steps []string)
 			return fmt.Errorf("%s: %w", r.Schedule.Name, err)
 		}
 		if r.Schedule.policy != "" {
-			r.Predicted = result.Time / 1e6
+			r.Predicted, r.Bound = result.Time/1e6, least.Time/1e6
 		}
 		r.Timeline = s.file(x.Model, at, r.Schedule.Name, "simulated-timeline.json")
 		err = atomicfile.Write(ctx, r.Timeline, func(w io.Writer) error { return timeline.WriteChrome(w, result.Timeline) })
@@ -351,35 +356,39 @@ func (s *study) measure(ctx context.Context, x *Case, turns int, steps []string)
 	return nil
 }
 
-// predict is what the simulator says of a schedule; of DistributedDataParallel, of its
-// buckets, on the agents' link.
-func predict(ctx context.Context, s Schedule, measured profiled) (*sim.Result, error) {
+// predict is what the simulator says of a schedule, and what bounds it; of
+// DistributedDataParallel, of its buckets, on the agents' link.
+func predict(ctx context.Context, s Schedule, measured profiled) (result *sim.Result, least bound.Bound, err error) {
 	jobText, err := os.ReadFile(measured.job)
 	if err != nil {
-		return nil, err
+		return nil, least, err
 	}
 	j, err := job.Read(bytes.NewReader(jobText))
 	if err != nil {
-		return nil, err
+		return nil, least, err
 	}
 	clusterText, err := os.ReadFile(measured.cluster)
 	if err != nil {
-		return nil, err
+		return nil, least, err
 	}
 	c, err := cluster.Read(bytes.NewReader(clusterText), measured.cluster)
 	if err != nil {
-		return nil, err
+		return nil, least, err
 	}
 	p, err := all.Lookup(cmp.Or(s.policy, fusion.DDP.Name))
 	if err != nil {
-		return nil, err
+		return nil, least, err
 	}
 	o := policy.Options{Limits: s.limits, Spread: s.spread}
 	made, err := p.Plan(ctx, j, c, o)
 	if err != nil {
-		return nil, err
+		return nil, least, err
 	}
-	return sim.RunLegal(ctx, j, c, made, o.Limits, sim.Options{Timeline: true})
+	if least, err = bound.Of(bound.ClassOf(made), j, c, o.Limits); err != nil {
+		return nil, least, err
+	}
+	result, err = sim.RunLegal(ctx, j, c, made, o.Limits, sim.Options{Timeline: true})
+	return result, least, err
 }
 
 // trained is what a training writes.

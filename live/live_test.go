@@ -85,19 +85,25 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// stage is a program in place of weft: it notes its arguments, and does what the trainings
-// and the profile that it is asked for would leave behind.
+// stage is stageOf a network on two workers.
 func stage(t *testing.T, dir string) string {
 	t.Helper()
 	j, err := zoo.Job("resnet50", "v100", zoo.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
+	return stageOf(t, dir, j, cluster.Uniform(2, 1, cluster.Link{Name: "net", Latency: 50, Bandwidth: 1e9}))
+}
+
+// stageOf is a program in place of weft: it notes its arguments, and does what the trainings
+// that it is asked for would leave behind, and the profile, which finds a job and a cluster.
+func stageOf(t *testing.T, dir string, j *job.Job, c *cluster.Cluster) string {
+	t.Helper()
 	var files [2]strings.Builder
 	if err := job.Write(&files[0], j); err != nil {
 		t.Fatal(err)
 	}
-	if err := cluster.Write(&files[1], cluster.Uniform(2, 1, cluster.Link{Name: "net", Latency: 50, Bandwidth: 1e9})); err != nil {
+	if err := cluster.Write(&files[1], c); err != nil {
 		t.Fatal(err)
 	}
 	for i, name := range []string{"job", "cluster"} {
@@ -219,6 +225,41 @@ func TestRun(t *testing.T) {
 	c.Turns = 3
 	if _, err = Run(t.Context(), c); err == nil || !strings.Contains(err.Error(), "gpt at coverage 2: dear:") || !strings.Contains(err.Error(), "no luck") {
 		t.Errorf("a training that fails: %v", err)
+	}
+}
+
+// What a schedule takes is set beside the bound of its plan, on the job and the cluster that
+// were profiled: by hand. Torch, whose links are not known, has none.
+func TestGap(t *testing.T) {
+	dir := t.TempDir()
+	// Passes of 200 and 500 ms. The last layer's 62.5 MB are 500 ms on the wire, and can be
+	// there all the time that the first layer's backward pass takes, 450 ms, and its forward
+	// pass, 100 ms. Beside transfers computation runs at 4/5 of its speed: 500 ms / 5 are lost.
+	j := job.Chain("hand", []float64{100e3, 100e3}, []float64{450e3, 50e3}, []int64{1, 625e5})
+	c := cluster.Uniform(2, 1, cluster.Link{Name: "net", Bandwidth: 1e9})
+	c.Overlap = 0.25
+	config := Config{Lab: Lab{Weft: stageOf(t, dir, j, c), Python: "py", Dir: filepath.Join(dir, "out"), Hosts: 2, Models: []string{"gpt"}}, Coverages: []float64{1}, Turns: 1, Steps: 9}
+	for _, s := range []string{"torch", "dear", "deft:1"} {
+		x, err := ParseSchedule(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		config.Schedules = append(config.Schedules, x)
+	}
+	cases, err := Run(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := cases[0].Rows
+	if !math.IsNaN(rows[0].Gap()) {
+		t.Errorf("torch: %v", rows[0].Gap())
+	}
+	if got, want := rows[1].Gap(), 1/0.8-1; math.Abs(got-want) > 1e-6 {
+		t.Errorf("dear: %v, want %v of trainings of 1 s", got, want)
+	}
+	// Delayed, an update of three iterations at least: 500/3 ms on the wire, 1/5 of that lost.
+	if got, want := rows[2].Gap(), 1/(0.7+0.5/15)-1; math.Abs(got-want) > 1e-6 {
+		t.Errorf("deft:1: %v, want %v", got, want)
 	}
 }
 

@@ -21,6 +21,7 @@ func Live(cases []live.Case) *cli.Report {
 		{Head: "model", Key: "model"}, {Head: "cov-\nerage", Key: "coverage"}, {Head: "rate\nMbit/s", Key: "bits_per_us"},
 		{Head: "alone\nms", Key: "alone_us"}, {Head: "schedule", Key: "schedule"}, {Head: "time\nms", Key: "time_us"},
 		{Head: "by the\nfirst", Key: "relative"}, {Head: "speed-\nup", Key: "speedup"}, {Head: "predic-\nted ms", Key: "predicted_us"}, {Head: "error\n%", Key: "error"},
+		{Head: "gap\n%", Key: "gap"},
 	}}
 	var notes, timelines []string
 	for i := range cases {
@@ -41,6 +42,7 @@ func Live(cases []live.Case) *cli.Report {
 				cellOf(1/relative, func(v float64) any { return cli.Ratio(v) }),
 				cellOf(r.Predicted, func(v float64) any { return cli.Time(v * 1e6) }),
 				cellOf(r.Error(), func(v float64) any { return cli.Percent(v) }),
+				cellOf(r.Gap(), func(v float64) any { return cli.Percent(v) }),
 			}})
 		}
 		if one, all := x.Fastest(); one != nil && all != nil {
