@@ -166,13 +166,17 @@ func (g *Group) start() error {
 		}
 		w.SysProcAttr = leader()
 		x := &worker{Cmd: w, rank: rank}
-		if err := x.start(g.Out, g.Err, out, g.unwritten); err != nil {
+		err := x.start(g.Out, g.Err)
+		if err == nil {
+			g.mu.Lock()
+			g.alive[w.Process.Pid] = true
+			g.Keeper.started(w.Process.Pid)
+			g.mu.Unlock()
+		}
+		x.copy(out, g.unwritten) // not before: who sees a worker may count on the keeper
+		if err != nil {
 			return fmt.Errorf("starting rank %d: %w", rank, err)
 		}
-		g.mu.Lock()
-		g.alive[w.Process.Pid] = true
-		g.Keeper.started(w.Process.Pid)
-		g.mu.Unlock()
 		g.running.Go(func() { g.wait(x) })
 	}
 	return nil
@@ -204,11 +208,17 @@ func tunesMalloc(variable string) bool {
 type worker struct {
 	*exec.Cmd
 	rank    int
-	printed []*os.File // reading ends
+	printed []printed
 	copying sync.WaitGroup
 }
 
-func (w *worker) start(out, err io.Writer, lines *sync.Mutex, failed func(error)) error {
+// printed is the reading end of what a worker prints, and where that is copied.
+type printed struct {
+	*os.File
+	to io.Writer
+}
+
+func (w *worker) start(out, err io.Writer) error {
 	for _, x := range []struct {
 		end *io.Writer
 		to  io.Writer
@@ -219,15 +229,21 @@ func (w *worker) start(out, err io.Writer, lines *sync.Mutex, failed func(error)
 		}
 		defer in.Close() // the worker has it
 		*x.end = in
-		w.printed = append(w.printed, r)
-		w.copying.Go(func() {
-			if err := copyLines(x.to, r, fmt.Sprintf("[%d] ", w.rank), lines); err != nil {
-				failed(err)
-			}
-			r.Close()
-		})
+		w.printed = append(w.printed, printed{r, x.to})
 	}
 	return w.Start()
+}
+
+// copy copies what the worker prints, until it has ended.
+func (w *worker) copy(lines *sync.Mutex, failed func(error)) {
+	for _, p := range w.printed {
+		w.copying.Go(func() {
+			if err := copyLines(p.to, p, fmt.Sprintf("[%d] ", w.rank), lines); err != nil {
+				failed(err)
+			}
+			p.Close()
+		})
+	}
 }
 
 // wait waits for a worker's end, and ends what it has left behind.

@@ -8,15 +8,18 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/iotest"
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -100,6 +103,55 @@ func TestStubborn(t *testing.T) {
 		t.Errorf("ends %v, want %v", ends, want)
 	}
 }
+
+// What a worker prints is seen only once the keeper knows of it: here it has to wait for a full pipe.
+func TestKeeperKnows(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	room, err := unix.FcntlInt(w.Fd(), unix.F_GETPIPE_SZ, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Write(make([]byte, room)); err != nil {
+		t.Fatal(err)
+	}
+	printed := filepath.Join(t.TempDir(), "printed")
+	var read atomic.Bool
+	early := false
+	started := make(chan *Group, 1)
+	go func() {
+		g, err := Start(t.Context(), Config{
+			Command: []string{"sh", "-c", "echo hello; touch " + printed}, Place: Place{Workers: 1, World: 1}, Err: io.Discard, Keeper: &Keeper{pipe: w},
+			Out: writerFunc(func(p []byte) (int, error) {
+				early = early || !read.Load()
+				return len(p), nil
+			}),
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		started <- g
+	}()
+	for _, err := os.Stat(printed); err != nil; _, err = os.Stat(printed) {
+		runtime.Gosched()
+	}
+	read.Store(true)
+	go io.Copy(io.Discard, r)
+	if g := <-started; g != nil {
+		g.Wait()
+	}
+	if early {
+		t.Error("it was seen before")
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 func TestSignal(t *testing.T) {
 	signals := make(chan os.Signal)

@@ -2,6 +2,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,6 +49,9 @@ func run(ctx context.Context, c *cli.Console, args []string) int {
 	root := newRoot(c)
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
+	if help := root.OutOrStdout().(*checked); help.lost != nil {
+		err = worked{help.lost}
+	}
 	if err != nil && ctx.Err() != nil {
 		return interrupted(c.Err)
 	}
@@ -63,6 +67,18 @@ func run(ctx context.Context, c *cli.Console, args []string) int {
 		fmt.Fprintf(c.Err, "weft: %s\n", cli.PrintableLines(err.Error()))
 	}
 	return code
+}
+
+// checked remembers the first error of writing: cobra forgets it where it prints help.
+type checked struct {
+	w    io.Writer
+	lost error
+}
+
+func (s *checked) Write(p []byte) (int, error) {
+	n, err := s.w.Write(p)
+	s.lost = cmp.Or(s.lost, err)
+	return n, err
 }
 
 func interrupted(w io.Writer) int {

@@ -263,6 +263,22 @@ func holds(fds, name string) bool {
 	return false
 }
 
+// fullDisk takes nothing.
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+// Help that cannot be written is an error, as everything that is printed.
+func TestUnwritten(t *testing.T) {
+	for _, line := range []string{"--help", "help run", "compare --help", "study", "--version", "version", "completion bash"} {
+		var problems bytes.Buffer
+		code := run(t.Context(), &cli.Console{Out: fullDisk{}, Err: &problems}, strings.Fields(line))
+		if want := "weft: no space left on device\n"; code != cli.BadInput || problems.String() != want {
+			t.Errorf("%s: exit code %d: %q, want %q", line, code, problems.String(), want)
+		}
+	}
+}
+
 // TestKeysDocumented looks every key that --json prints up in docs/cli.md.
 func TestKeysDocumented(t *testing.T) {
 	docs, err := os.ReadFile("../../docs/cli.md")

@@ -36,7 +36,7 @@ cannot be read or written, 130 interrupted.`,
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return cli.FlagError(err) })
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "Flags.FlagUsages", "Flags.FlagUsagesWrapped 80"))
 	root.SetIn(c.In)
-	root.SetOut(c.Out)
+	root.SetOut(&checked{w: c.Out})
 	root.SetErr(c.Err)
 	cobra.EnableCommandSorting = false // most wanted first
 	for _, group := range []struct {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 
@@ -199,6 +200,21 @@ func TestLimits(t *testing.T) {
 		}
 		if got := f.Limits(fs, 0); got != tc.want {
 			t.Errorf("%v: %+v, want %+v", tc.args, got, tc.want)
+		}
+	}
+}
+
+// A mark of the byte order, as some editors write, is no part of a file.
+func TestByteOrder(t *testing.T) {
+	for text, want := range map[string]string{"\ufeffversion: 1": "version: 1", "version: 1": "version: 1", "\ufeff": "", "\xef\xbb": "\xef\xbb", "": ""} {
+		var got []byte
+		c := &Console{In: iotest.OneByteReader(strings.NewReader(text)), Err: io.Discard}
+		err := c.read(t.Context(), Stdin, func(r io.Reader) (err error) {
+			got, err = io.ReadAll(r)
+			return err
+		})
+		if err != nil || string(got) != want {
+			t.Errorf("%q: read as %q (%v)", text, got, err)
 		}
 	}
 }

@@ -60,9 +60,30 @@ func (c *Console) read(ctx context.Context, name string, f func(io.Reader) error
 		defer pipe.Close()
 		r = pipe
 	}
-	r, finish := c.meter("reading "+filepath.Base(name), r, size)
+	r, finish := c.meter("reading "+filepath.Base(name), &unmarked{r: r}, size)
 	defer finish()
 	return f(contextReader{ctx, r})
+}
+
+// byteOrder is what some editors put before UTF-8.
+const byteOrder = "\ufeff"
+
+// unmarked is what a reader has behind the mark of its byte order, if there is one.
+type unmarked struct {
+	r     io.Reader
+	begun bool
+}
+
+func (u *unmarked) Read(p []byte) (int, error) {
+	if !u.begun {
+		u.begun = true
+		var start [len(byteOrder)]byte
+		n, _ := io.ReadFull(u.r, start[:]) // the error comes again
+		if string(start[:n]) != byteOrder {
+			u.r = io.MultiReader(bytes.NewReader(start[:n]), u.r)
+		}
+	}
+	return u.r.Read(p)
 }
 
 // missing reports that there is no file of that name.
