@@ -190,21 +190,14 @@ func (m *model) coarsen(loads []load, most int) ([]load, error) {
 		return loads, nil
 	}
 	size := m.job.Bytes()/int64(most/2) + 1
-	var out []load
-	for from := 0; from < len(loads); {
-		to, bytes := from+1, loads[from].bytes
-		for to < len(loads) && loads[to].grad == loads[from].grad && bytes+loads[to].bytes <= size {
+	var cuts []int
+	for to := 0; to < len(loads); cuts = append(cuts, to) {
+		grad, bytes := loads[to].grad, loads[to].bytes
+		for to++; to < len(loads) && loads[to].grad == grad && bytes+loads[to].bytes <= size; to++ {
 			bytes += loads[to].bytes
-			to++
 		}
-		b, err := m.join(loads[from:to])
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, b)
-		from = to
 	}
-	return out, nil
+	return m.joined(loads, cuts)
 }
 
 func byReady(loads []load) []load {

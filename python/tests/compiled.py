@@ -1,8 +1,10 @@
-"""Trains a model as it is, and compiled, under the plan of the run: the same bits after every step. Run as one rank."""
+"""Trains a model as it is, and compiled, under the plan of the run: the same bits after every step. Run as one rank:
+compiled.py [STEPS]"""
 
 from __future__ import annotations
 
 import copy
+import sys
 from typing import Any, Callable, List
 
 import torch
@@ -10,7 +12,7 @@ import weft.torch as weft
 
 from tests.test_graph import Broken, loss_of
 
-STEPS = 8
+STEPS = int(sys.argv[1]) if sys.argv[1:] else 8
 
 
 def loss_of_broken(run: Any, model: Broken, x: torch.Tensor, step: int) -> torch.Tensor:

@@ -46,6 +46,12 @@ class Run:
         self.model, self.optimizer = model, optimizer
         self.session.wrap(model, optimizer, 1 << 20, 1 << 20, separable)
 
+    def mlp(self) -> Any:
+        """One that is wrapped, with momentum."""
+        m = made(mlp)
+        self.wrap(m, momentum(m))
+        return m
+
     def note(self, *values: Any) -> None:
         self.values += [torch.as_tensor(v).detach().clone() for v in values]
 
@@ -108,8 +114,7 @@ def zeroed(run: Run) -> None:
 
 @scenario
 def zeroed_by_the_model(run: Run) -> None:
-    m = made(mlp)
-    run.wrap(m, momentum(m))
+    m = run.mlp()
     for step in range(STEPS):
         m.zero_grad(*[[], [True], [False]][step % 3])
         run.step(m(run.batch(step)).pow(2).mean())
@@ -127,8 +132,7 @@ def never_zeroed(run: Run) -> None:
 @scenario
 def zeroed_after_step(run: Run) -> None:
     for set_to_none in True, False:
-        m = made(mlp)
-        run.wrap(m, momentum(m))
+        m = run.mlp()
         for step in range(STEPS):
             run.step(m(run.batch(step)).pow(2).mean())
             run.optimizer.zero_grad(set_to_none=set_to_none)
@@ -348,8 +352,7 @@ def optimizers_of_users(run: Run) -> None:
 
 @scenario
 def autocast(run: Run) -> None:
-    m = made(mlp)
-    run.wrap(m, momentum(m))
+    m = run.mlp()
     for step in range(STEPS):
         run.optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -384,8 +387,7 @@ def one_rank_saves(run: Run) -> None:
 
 @scenario
 def clipped(run: Run) -> None:
-    m = made(mlp)
-    run.wrap(m, momentum(m))
+    m = run.mlp()
     for step in range(STEPS):
         run.optimizer.zero_grad()
         loss = m(run.batch(step)).pow(2).mean()
@@ -397,8 +399,7 @@ def clipped(run: Run) -> None:
 @scenario
 def scaled(run: Run) -> None:
     """A loss scaler's steps, one of which is not made."""
-    m = made(mlp)
-    run.wrap(m, momentum(m))
+    m = run.mlp()
     for step in range(STEPS):
         run.optimizer.zero_grad()
         loss = m(run.batch(step)).pow(2).mean() * (float("inf") if (step, run.rank) == (1, 1) else 1024.0)
@@ -412,8 +413,7 @@ def scaled(run: Run) -> None:
 @scenario
 def one_rank_logs(run: Run) -> None:
     """The norm of the gradients, before and after the step."""
-    m = made(mlp)
-    run.wrap(m, momentum(m))
+    m = run.mlp()
     for step in range(STEPS):
         run.optimizer.zero_grad()
         m(run.batch(step)).pow(2).mean().backward()
@@ -426,8 +426,7 @@ def one_rank_logs(run: Run) -> None:
 
 @scenario
 def accumulated(run: Run) -> None:
-    m = made(mlp)
-    run.wrap(m, momentum(m))
+    m = run.mlp()
     for step in range(3 * STEPS):
         run.session.reducer.passes.paused = step % 3 != 2
         loss = m(run.batch(step)).pow(2).mean() / 3
@@ -441,8 +440,7 @@ def accumulated(run: Run) -> None:
 @scenario
 def reduced_each_pass(run: Run) -> None:
     """Two passes a step, both reduced; one without a step of its own goes on in no_sync."""
-    m = made(mlp)
-    run.wrap(m, momentum(m))
+    m = run.mlp()
     for step in range(3 * STEPS):
         run.session.reducer.passes.paused = step % 3 == 1
         m(run.batch(step)).pow(2).mean().backward()
@@ -453,8 +451,7 @@ def reduced_each_pass(run: Run) -> None:
 
 @scenario
 def two_steps_a_pass(run: Run) -> None:
-    m = made(mlp)
-    run.wrap(m, momentum(m))
+    m = run.mlp()
     for step in range(STEPS):
         run.optimizer.zero_grad()
         run.step(m(run.batch(step)).pow(2).mean())
@@ -488,8 +485,7 @@ def unused(run: Run) -> None:
 
 @scenario
 def frozen_in_training(run: Run) -> None:
-    m = made(mlp)
-    run.wrap(m, momentum(m))
+    m = run.mlp()
     for step in range(6):
         m[2].requires_grad_(not 2 <= step < 4)
         run.optimizer.zero_grad(set_to_none=True)
@@ -526,8 +522,7 @@ def closures(run: Run) -> None:
 @scenario
 def joined(run: Run) -> None:
     """Rank 0 has two batches more; the passes within join are behind a barrier, those after it are not."""
-    m = made(mlp)
-    run.wrap(m, momentum(m))
+    m = run.mlp()
     run.train(lambda x: m(x).pow(2).mean())
     run.session.reducer.passes.joining = True
     run.train(lambda x: m(x).pow(2).mean(), 4 - 2 * run.rank)
@@ -538,8 +533,7 @@ def joined(run: Run) -> None:
 @scenario
 def own_calls(run: Run) -> None:
     """Collectives between steps, of parameters too."""
-    m = made(mlp)
-    run.wrap(m, momentum(m))
+    m = run.mlp()
     for step in range(STEPS):
         run.optimizer.zero_grad()
         run.step(m(run.batch(step)).pow(2).mean())
@@ -565,8 +559,7 @@ def wrapped_again(run: Run) -> None:
 @scenario
 def copied(run: Run) -> None:
     """A copy of the model and the optimizer, made while updates are pending, is complete and plain."""
-    m = made(mlp)
-    run.wrap(m, momentum(m))
+    m = run.mlp()
     run.train(lambda x: m(x).pow(2).mean())
     c, o = copy.deepcopy((m, run.optimizer))
     assert type(c[0].weight) is nn.Parameter and type(o) is torch.optim.SGD
@@ -694,8 +687,7 @@ class Barred(unittest.TestCase):
 
         def work(session: Any) -> List[Any]:
             run = Run(session, True)
-            m = made(mlp)
-            run.wrap(m, momentum(m))
+            m = run.mlp()
             seen: List[Any] = []
             run.optimizer.register_step_pre_hook(lambda o, *_: seen.extend(p.grad.clone() for p in o.param_groups[0]["params"]))
             run.train(lambda x: m(x).pow(2).mean(), 1)
@@ -711,8 +703,7 @@ class Failing(unittest.TestCase):
 
         def work(session: Any) -> Any:
             run = Run(session, True)
-            m = made(mlp)
-            run.wrap(m, momentum(m))
+            m = run.mlp()
             if session.client.rank == 1:
                 raise ZeroDivisionError
             m(run.batch(0)).pow(2).mean().backward()
@@ -740,8 +731,7 @@ class Compiled(unittest.TestCase):
     def test_compiled(self) -> None:
         def work(session: Any, backend: Any) -> List[torch.Tensor]:
             run = Run(session, True)
-            m = made(mlp)
-            run.wrap(m, momentum(m))
+            m = run.mlp()
             compiled = torch.compile(m, backend=backend)
             run.train(lambda x: compiled(x).pow(2).mean())
             return run.result()
@@ -756,6 +746,7 @@ class Compiled(unittest.TestCase):
                 results.append(got)
             for g, w in zip(*results):
                 self.assertTrue(torch.equal(g, w), f"{backend}")
+
 
 if __name__ == "__main__":
     unittest.main()
