@@ -44,6 +44,7 @@ type Choice struct {
 	planned bool  // what runs
 	at      int   // after how many iterations since the hello the review is
 	found   []string
+	decided bool // by the pilot: there is a verdict, or no plan
 }
 
 // made is a plan that was made.
@@ -78,7 +79,7 @@ func (c *Choice) Take(r agent.Reviewed) (agent.Decided, error) {
 		d = c.pilot.Made(err == nil && m.Plan.MaxDelay > 0, err)
 	}
 	if d.Why != "" {
-		c.found = append(c.found, d.Why)
+		c.found, c.decided = append(c.found, d.Why), true
 	}
 	var out agent.Decided
 	out.Change = d.Planned != c.planned
@@ -101,7 +102,7 @@ func (c *Choice) Take(r agent.Reviewed) (agent.Decided, error) {
 func (c *Choice) Found(ran []agent.Ran) []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.found) == 0 {
+	if len(c.found) == 0 && c.made == nil {
 		return nil
 	}
 	plain := last(ran, func(r *agent.Ran) bool { return r.Plain })
@@ -119,6 +120,22 @@ func (c *Choice) Found(ran []agent.Ran) []string {
 		out = append(out, fmt.Sprintf("measured: %v; plain buckets %v", planned, plain))
 	}
 	return out
+}
+
+// Undecided tells of a training that has ended before anything was decided, if it has, why plain buckets ran.
+func (c *Choice) Undecided(ran []agent.Ran) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	plain, first := last(ran, func(r *agent.Ran) bool { return r.Plain }), pilot.New(c.Pilot).First()
+	switch {
+	case c.decided || plain == nil:
+		return nil
+	case c.made != nil:
+		return []string{"undecided: the training ended before the plan and plain buckets had taken all their turns"}
+	case plain.Iterations >= first: // its workers do not train: they reduce
+		return nil
+	}
+	return append([]string{fmt.Sprintf("plain buckets: the training ended before iteration %d, after which a plan is made", first)}, Plain(ran)...)
 }
 
 // Predicted is what was predicted of a plan that was executed; nil: nothing.

@@ -103,7 +103,8 @@ func playDelayed(t *testing.T, p policy.Policy, limits plan.Limits, change func(
 			t.Fatalf("review %d iterations after the hello, and the last was after %d", at, last)
 		}
 	}
-	return ran, strings.Join(c.Found(nil), "\n")
+	ended := []agent.Ran{{Plain: true, Iterations: 2, Time: plain, Exposed: 1000}}
+	return ran, strings.Join(append(c.Found(nil), c.Undecided(ended)...), "\n")
 }
 
 func TestKeeps(t *testing.T) {
@@ -113,6 +114,24 @@ func TestKeeps(t *testing.T) {
 	}
 	if !strings.Contains(told, "policy dear, delay 0\npredicted: ") || !strings.Contains(told, "the plan is kept: 8.0 ms an iteration, plain buckets 9.0 ms") {
 		t.Errorf("told %q", told)
+	}
+}
+
+// What ends before there is a verdict says so, and how far it came.
+func TestUndecided(t *testing.T) {
+	for reviews, want := range []string{
+		"plain buckets: the training ended before iteration 6, after which a plan is made\nmeasured: plain buckets 9.0 ms an iteration, 1.0 ms of it exposed",
+		"undecided: the training ended before the plan and plain buckets had taken all their turns",
+	} {
+		_, told := play(t, dear.DeAR, 1e9, 8000, 9000, reviews)
+		if !strings.HasSuffix(told, want) || reviews == 1 && !strings.Contains(told, "policy dear, delay 0\npredicted: ") {
+			t.Errorf("after %d reviews: %q, want %q", reviews, told, want)
+		}
+	}
+	for _, ran := range [][]agent.Ran{nil, {{Plain: true, Iterations: 1000}}} { // nothing is trained
+		if got := new(Choice).Undecided(ran); got != nil {
+			t.Errorf("%+v: %q", ran, got)
+		}
 	}
 }
 

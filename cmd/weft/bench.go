@@ -15,6 +15,7 @@ import (
 	"weft/agent/worker"
 	"weft/cluster"
 	"weft/internal/cli"
+	"weft/policy/fusion"
 )
 
 func newBench(c *cli.Console) *cobra.Command {
@@ -113,7 +114,7 @@ func launchBench(ctx context.Context, c *cli.Console, workers int, sizes string,
 	}
 	run := newRun(&cli.Console{In: c.In, Out: bare{c.Out}, Err: c.Err})
 	run.SilenceErrors, run.SilenceUsage = true, true
-	run.SetArgs([]string{"-n", strconv.Itoa(workers), "--", self, "bench", "allreduce", "--sizes", sizes, "--json=" + strconv.FormatBool(asJSON)})
+	run.SetArgs([]string{"-n", strconv.Itoa(workers), "--policy", fusion.DDP.Name, "--", self, "bench", "allreduce", "--sizes", sizes, "--json=" + strconv.FormatBool(asJSON)})
 	return run.ExecuteContext(ctx)
 }
 

@@ -126,7 +126,9 @@ a signal) is that of weft run.`,
 func found(chosen *choice.Choice, executed *plan.Plan, predicted *sim.Result, ran []agent.Ran, asked bool) (lines []string) {
 	switch {
 	case chosen != nil:
-		lines = chosen.Found(ran)
+		if lines = chosen.Found(ran); !asked {
+			lines = append(lines, chosen.Undecided(ran)...)
+		}
 	case executed != nil:
 		lines = choice.Given(executed, predicted, ran)
 	}
