@@ -45,6 +45,18 @@ func files(t *testing.T, patterns ...string) (all []string) {
 	return all
 }
 
+// walk visits a command and those below it, but for hidden ones and cobra's own.
+func walk(cmd *cobra.Command, visit func(*cobra.Command)) {
+	if cmd.Hidden || cmd.Name() == "completion" || cmd.Name() == "help" {
+		return
+	}
+	cmd.InitDefaultHelpFlag()
+	visit(cmd)
+	for _, sub := range cmd.Commands() {
+		walk(sub, visit)
+	}
+}
+
 // TestCommandsDocumented holds docs/cli.md to the commands and flags that there are: each is on the page, and no other flags.
 func TestCommandsDocumented(t *testing.T) {
 	page := text(t, "docs/cli.md")
@@ -53,30 +65,61 @@ func TestCommandsDocumented(t *testing.T) {
 		shown[flag] = true
 	}
 	known := map[string]bool{"--version": true}
-	var walk func(*cobra.Command)
-	walk = func(cmd *cobra.Command) {
-		if cmd.Hidden || cmd.Name() == "completion" || cmd.Name() == "help" {
-			return // cobra's
-		}
+	walk(newRoot(&cli.Console{}), func(cmd *cobra.Command) {
 		if !strings.Contains(page, cmd.CommandPath()) {
 			t.Errorf("%s is not in docs/cli.md", cmd.CommandPath())
 		}
-		cmd.InitDefaultHelpFlag()
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
 			known["--"+f.Name] = true
 			if !f.Hidden && !shown["--"+f.Name] {
 				t.Errorf("%s --%s is not in docs/cli.md", cmd.CommandPath(), f.Name)
 			}
 		})
-		for _, sub := range cmd.Commands() {
-			walk(sub)
-		}
-	}
-	walk(newRoot(&cli.Console{}))
+	})
 	for flag := range shown {
 		if !known[flag] {
 			t.Errorf("docs/cli.md tells of %s, which no command has", flag)
 		}
+	}
+}
+
+// TestDefaultsDocumented holds the tables of docs/cli.md to the defaults that there are: a row of a flag has its default, in a cell of its own or in
+// parentheses. The row is that of the command's section, or else, of a command that takes a job and a cluster, that of a section for all of these.
+func TestDefaultsDocumented(t *testing.T) {
+	rows := map[string]string{} // by section and flag
+	var section string
+	for line := range strings.Lines(text(t, "docs/cli.md")) {
+		if heading, ok := strings.CutPrefix(line, "#"); ok {
+			section = strings.TrimSpace(strings.TrimLeft(heading, "#"))
+		}
+		if cells := strings.SplitN(line, "|", 3); len(cells) == 3 {
+			for _, flag := range regexp.MustCompile(`--[a-z][a-z-]*`).FindAllString(cells[1], -1) {
+				rows[section+flag] = cells[2]
+				if !strings.HasPrefix(section, "weft") || strings.HasPrefix(section, "weft plan") {
+					rows[flag] = cells[2]
+				}
+			}
+		}
+	}
+	checked := 0
+	walk(newRoot(&cli.Console{}), func(cmd *cobra.Command) {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			row, ok := rows[cmd.CommandPath()+"--"+f.Name]
+			if !ok && cmd.Flags().Lookup("link") != nil {
+				row, ok = rows["--"+f.Name]
+			}
+			if !ok || f.DefValue == "" || f.DefValue == "0" || f.DefValue == "false" || f.Hidden {
+				return
+			}
+			checked++
+			value := strings.TrimSuffix(strings.Trim(f.DefValue, "[]"), "0s") // a list; minutes
+			if !regexp.MustCompile(`[|( ]` + regexp.QuoteMeta(value) + `[|), ;]|^ synchronous`).MatchString(row) {
+				t.Errorf("docs/cli.md: the row of %s --%s does not have its default, %s: %s", cmd.CommandPath(), f.Name, value, row)
+			}
+		})
+	})
+	if checked < 40 {
+		t.Errorf("compared %d defaults: there are more", checked)
 	}
 }
 
@@ -124,12 +167,7 @@ func parses(t *testing.T, page string, args []string) {
 
 // TestHelp requires that help fits a terminal of 80 columns, and that every example in it parses.
 func TestHelp(t *testing.T) {
-	var walk func(*cobra.Command)
-	walk = func(cmd *cobra.Command) {
-		if cmd.Hidden || cmd.Name() == "completion" || cmd.Name() == "help" {
-			return // cobra's
-		}
-		cmd.InitDefaultHelpFlag()
+	walk(newRoot(&cli.Console{}), func(cmd *cobra.Command) {
 		for line := range strings.Lines(cmd.Long + "\n" + strings.Repeat(" ", 3+cmd.NamePadding()) + cmd.Short + "\n" + cmd.UseLine() + "\n" + cmd.Flags().FlagUsagesWrapped(80)) {
 			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
 				t.Errorf("%s --help: %d columns: %s", cmd.CommandPath(), n, line)
@@ -140,11 +178,7 @@ func TestHelp(t *testing.T) {
 				parses(t, cmd.CommandPath()+" --help", strings.Fields(args))
 			}
 		}
-		for _, sub := range cmd.Commands() {
-			walk(sub)
-		}
-	}
-	walk(newRoot(&cli.Console{}))
+	})
 }
 
 // TestPackagesDocumented looks every package that others import up in the tables of docs/design.md and docs/engine.md.
