@@ -7,7 +7,7 @@ import random
 import threading
 import unittest
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 from unittest import mock
 
 import torch

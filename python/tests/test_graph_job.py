@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import unittest
 import warnings
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, List
 from unittest import mock
 
 import torch
