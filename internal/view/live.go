@@ -50,18 +50,16 @@ func Live(cases []live.Case) *cli.Report {
 				x.Model, x.Coverage, all.Schedule.Name, all.Time()*1e3, one.Schedule.Name, one.Time()*1e3, 1/all.Against(one)))
 		}
 	}
-	var facts []cli.Fact
+	tables := []cli.Table{t}
 	if errors := live.Errors(cases); len(errors) > 0 {
-		facts = []cli.Fact{
-			{Label: "predictions", Key: "predictions", Value: len(errors)},
-			{Label: "error, median, %", Key: "median_error", Value: cli.Percent(median.Of(errors))},
-			{Label: "error, worst, %", Key: "worst_error", Value: cli.Percent(errors[len(errors)-1])},
-		}
+		tables = append(tables, cli.Table{Key: "errors", Columns: []cli.Column{
+			{Head: "predictions", Key: "predictions"}, {Head: "error, median, %", Key: "median_error"}, {Head: "error, worst, %", Key: "worst_error"},
+		}, Rows: []cli.Row{{Cells: []any{len(errors), cli.Percent(median.Of(errors)), cli.Percent(errors[len(errors)-1])}}}})
 	}
 	if len(timelines) > 0 {
 		notes = append(notes, "timelines, as simulated of the profiles, Chrome traces which Perfetto opens: "+strings.Join(timelines, " "))
 	}
-	return &cli.Report{Facts: facts, Tables: []cli.Table{t}, Notes: notes}
+	return &cli.Report{Tables: tables, Notes: notes}
 }
 
 // cellOf is a cell of a value, or nothing where it is NaN.
