@@ -54,6 +54,8 @@ type Config struct {
 	Schedule *Schedule
 	// Review, if set, has workers measure and report.
 	Review *Review
+	// Record keeps what happens in the last iterations, for [Agent.Timeline].
+	Record bool
 }
 
 // Agent serves the workers of one host, from [Listen] to [Agent.Close].
@@ -88,6 +90,8 @@ type Agent struct {
 	plan      *plan.Plan                 // of the schedule, as executed
 	reviewing reviewing
 	paces     []*pace         // of the plans that were executed, the last one last
+	recorder  *recorder       // of the last session that is recorded; nil: none was
+	recorded  *recorder       // of the last one before it that has had a whole iteration
 	failure   *engine.Failure // why training has ended
 	warned    map[int]bool    // ranks that have been warned of
 	ended     bool
@@ -488,12 +492,20 @@ func (a *Agent) take(conn *net.UnixConn, who *int, m protocol.Message) error {
 			a.failf(rank, "rank %d: %w", rank, err)
 			return nil
 		}
+		if err := a.session.recorder.hears(w, m, now); err != nil {
+			a.failf(rank, "rank %d: %w", rank, err)
+			return nil
+		}
 		a.session.measured.declared(m.Iteration, now)
 		a.step(engine.Event{Kind: engine.Ready, Rank: rank, Bucket: m.Index, Iteration: m.Iteration})
 		a.cross()
 	case protocol.KindBoundary, protocol.KindOp, protocol.KindMoved:
 		if a.session == nil || a.workers[w].hello != nil {
 			a.failf(rank, "rank %d ended %v %d before it was welcome", rank, m.Kind, m.Index)
+			return nil
+		}
+		if err := a.session.recorder.hears(w, m, a.now()); err != nil {
+			a.failf(rank, "rank %d: %w", rank, err)
 			return nil
 		}
 		a.step(engine.Event{Kind: progress[m.Kind], Rank: rank, Op: job.OpID(m.Index), Bucket: m.Index, Iteration: m.Iteration})

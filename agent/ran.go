@@ -40,11 +40,11 @@ func (a *Agent) Ran() (out []Ran) {
 		r := Ran{Plan: p.plan, Plain: p.plain}
 		workers := 0.0
 		for _, w := range p.workers {
-			if w.periods > 0 {
+			if n := w.times.given; n > 0 {
 				workers++
-				r.Iterations = max(r.Iterations, w.periods*p.plan.Period)
-				r.Time += median.Of(w.times)
-				r.Exposed += median.Of(w.waits)
+				r.Iterations = max(r.Iterations, n*p.plan.Period)
+				r.Time += median.Of(w.times.kept)
+				r.Exposed += median.Of(w.waits.kept)
 			}
 		}
 		if workers > 0 {
@@ -66,8 +66,7 @@ type pace struct {
 
 // periods are those of a worker.
 type periods struct {
-	periods      int
-	times, waits []float64 // of an iteration of the last ones, in any order
+	times, waits ring[float64] // of an iteration of the last ones
 }
 
 // mark is when a worker declared its first bucket of a period's last iteration, and for how long it had waited until
@@ -83,7 +82,7 @@ func (a *Agent) pace(l *layout) *pace {
 		return nil
 	}
 	i := slices.IndexFunc(a.paces, func(p *pace) bool { return p.digest == l.welcome.Digest })
-	p := &pace{digest: l.welcome.Digest, plan: l.plan, plain: l.given == nil, workers: make([]periods, len(a.Ranks))}
+	p := &pace{digest: l.welcome.Digest, plan: l.plan, plain: l.given == nil, workers: slices.Repeat([]periods{{ring[float64]{most: lastPeriods}, ring[float64]{most: lastPeriods}}}, len(a.Ranks))}
 	switch {
 	case i >= 0:
 		p = a.paces[i]
@@ -112,20 +111,20 @@ func (s *session) passes(w int, m protocol.Message, now time.Duration) error {
 }
 
 func (p *periods) add(time, wait float64) {
-	if p.periods < lastPeriods {
-		p.times, p.waits = append(p.times, 0), append(p.waits, 0)
-	}
-	p.times[p.periods%lastPeriods], p.waits[p.periods%lastPeriods] = time, wait
-	p.periods++
+	p.times.add(time)
+	p.waits.add(wait)
 }
+
+// waitedBytes is what that takes of a payload.
+const waitedBytes = 8
 
 // waited is for how long a worker says that it has waited since it connected; nothing if it does not say.
 func waited(m protocol.Message) (time.Duration, error) {
-	switch len(m.Payload) {
-	case 0:
+	switch n := len(m.Payload); {
+	case n == 0:
 		return 0, nil
-	case 8:
+	case n >= waitedBytes:
 		return time.Duration(binary.LittleEndian.Uint64(m.Payload)), nil
 	}
-	return 0, fmt.Errorf("a %v with %d bytes: want 8, or none", m.Kind, len(m.Payload))
+	return 0, fmt.Errorf("a %v with %d bytes: want %d or more, or none", m.Kind, len(m.Payload), waitedBytes)
 }

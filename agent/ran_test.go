@@ -77,7 +77,7 @@ func TestRanBounded(t *testing.T) {
 	for _, r := range a.Ran() {
 		got += r.Plan.Policy
 	}
-	if n := len(a.paces[0].workers[0].times); got != "cdefghai" || n != lastPeriods {
+	if n := len(a.paces[0].workers[0].times.kept); got != "cdefghai" || n != lastPeriods {
 		t.Errorf("plans %s, %d periods", got, n)
 	}
 }

@@ -54,7 +54,8 @@ type Link struct {
 // Flight is a transfer that this host has done.
 type Flight struct {
 	engine.Action
-	Start, End time.Time
+	// Ready is when its gates were open on this host, if the agent keeps a timeline.
+	Ready, Start, End time.Time
 }
 
 // maxLinks bounds the programs of a plan, each of which has channels of its own.

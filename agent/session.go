@@ -28,13 +28,14 @@ type session struct {
 	output  *region
 	flights int // transfers and calls that use the memory
 
-	moving map[int]time.Time // by instance, transfers that workers run: since when
+	moving map[int]Flight // by instance, transfers that workers run, and have not ended
 
 	flushing int // the call
 
 	measured *measured // nil: nobody reviews
 	pace     *pace     // nil: it moves nothing
 	marks    []mark    // by worker, the last one
+	recorder *recorder // nil: nobody wants a timeline
 
 	links    []Link                  // by program of the plan; nil: one host
 	programs [][]*collective.Program // by link and transfer; nil: one host
@@ -58,7 +59,7 @@ func (a *Agent) newSession(l *layout) (*session, error) {
 	if err := enough(len(a.Ranks)+1, size); err != nil {
 		return nil, err
 	}
-	s := &session{layout: l, engine: e, epoch: a.agreements, measured: m, moving: map[int]time.Time{}, marks: slices.Repeat([]mark{{iteration: -1}}, len(a.Ranks))}
+	s := &session{layout: l, engine: e, epoch: a.agreements, measured: m, moving: map[int]Flight{}, marks: slices.Repeat([]mark{{iteration: -1}}, len(a.Ranks))}
 	if !a.alone() {
 		if s.links, err = a.links(l); err != nil {
 			return nil, err
@@ -174,6 +175,7 @@ func (a *Agent) begin(first *protocol.Hello) {
 	}
 	a.session.hello = *first
 	a.session.pace = a.pace(l)
+	a.session.recorder = a.record(l, first.Boundaries)
 	if l.given != nil {
 		a.plan = l.plan
 	}
@@ -199,21 +201,21 @@ func (a *Agent) step(v engine.Event) {
 	for _, x := range s.engine.Step(a.now(), v) {
 		switch x.Kind {
 		case engine.Start:
-			start := time.Now()
+			f := Flight{Action: x, Start: time.Now(), Ready: a.origin.Add(s.recorder.ready(&x))}
 			if s.workersRun(x.Link) {
 				s.flights++
-				s.moving[x.Instance] = start
+				s.moving[x.Instance] = f
 				a.all(protocol.Message{Kind: protocol.KindStart, Index: x.Bucket, Iteration: x.Iteration})
 				continue
 			}
 			a.fly(s, func() error { return a.transfer(s, x) }, func() {
-				a.transferred(s, x, start)
+				a.transferred(s, f)
 				a.step(engine.Event{Kind: engine.TransferDone, Link: x.Link, Instance: x.Instance})
 			})
 		case engine.Complete:
 			if s.workersRun(x.Link) {
 				s.flights--
-				a.transferred(s, x, s.moving[x.Instance])
+				a.transferred(s, s.moving[x.Instance])
 				delete(s.moving, x.Instance)
 			}
 			m := protocol.Message{Kind: protocol.KindDone, Index: x.Bucket, Iteration: x.Iteration}
@@ -230,9 +232,10 @@ func (a *Agent) step(v engine.Event) {
 	}
 }
 
-// transferred notes that a transfer which began at start is done.
-func (a *Agent) transferred(s *session, x engine.Action, start time.Time) {
-	f := Flight{x, start, time.Now()}
+// transferred notes that a transfer is done.
+func (a *Agent) transferred(s *session, f Flight) {
+	f.End = time.Now()
+	s.recorder.transferred(&f, a.origin)
 	s.measured.transferred(&f, a.origin)
 	if s.given != nil && s.given.Watch != nil {
 		s.given.Watch(f)

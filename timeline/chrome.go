@@ -268,6 +268,9 @@ func (c *chromeWriter) args(s *Span) {
 		c.b = strconv.AppendInt(c.b, int64(s.Bucket), 10)
 		c.b = append(c.b, `,"bytes":`...)
 		c.b = strconv.AppendInt(c.b, s.Bytes, 10)
+		if s.Tensors != "" {
+			c.string(`,"tensors":`, s.Tensors)
+		}
 	}
 	if s.Kind == Queued {
 		c.string(`,"name":`, s.Name)
@@ -342,6 +345,7 @@ type event struct {
 		Bucket    int32     `json:"bucket"`
 		Bytes     int64     `json:"bytes"`
 		Name      string    `json:"name"`
+		Tensors   string    `json:"tensors"`
 	} `json:"args"`
 }
 
@@ -521,7 +525,7 @@ func (c *chromeReader) span(e *event, at int64) error {
 	case Compute:
 		s.Phase = uint8(e.Args.Phase)
 	case Transfer, Queued:
-		s.Bucket, s.Bytes = e.Args.Bucket, e.Args.Bytes
+		s.Bucket, s.Bytes, s.Tensors = e.Args.Bucket, e.Args.Bytes, e.Args.Tensors
 	}
 	if s.Kind != Queued {
 		c.last, c.lastSpan = *e, int32(len(c.t.Spans))

@@ -55,11 +55,12 @@ type Span struct {
 	Kind      SpanKind
 	Phase     uint8 // of a Compute span: a job.Phase
 	Name      string
-	Iteration int32
+	Iteration int32 // of the timeline; of a transfer that of its gradients, which may be one before the first
 	Start     float64
 	End       float64
-	Bytes     int64 // Transfer, Queued
-	Bucket    int32 // Transfer, Queued: position in the plan's buckets; otherwise -1
+	Bytes     int64  // Transfer, Queued
+	Bucket    int32  // Transfer, Queued: position in the plan's buckets; otherwise -1
+	Tensors   string // Transfer, Queued: the first ones of the bucket, for a reader; "": not told
 }
 
 // Flow is an arrow between two spans (positions in Spans): a gradient to its

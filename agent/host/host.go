@@ -5,6 +5,7 @@ package host
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -19,8 +20,10 @@ import (
 	"weft/agent"
 	"weft/agent/rendezvous"
 	"weft/collective"
+	"weft/internal/atomicfile"
 	"weft/launch"
 	"weft/plan"
+	"weft/timeline"
 	"weft/transport"
 )
 
@@ -42,6 +45,9 @@ type Config struct {
 	// Tell, if set, tells the user of the training: which plan of a schedule was executed, nil if none was, and what all
 	// plans took. It is called on host 0, after the training, and whenever somebody asks by SIGUSR1.
 	Tell func(executed *plan.Plan, ran []agent.Ran, asked bool)
+	// Timeline, if set, is the file for what happens in the last iterations on this host, as a Chrome trace. It is written when
+	// Tell is called. That of a host whose first rank is not 0 has the rank in its name, before what follows the last dot.
+	Timeline string
 	// Out and Err get what workers print, Err also warnings.
 	Out, Err io.Writer
 }
@@ -53,7 +59,12 @@ const Timeout = 30 * time.Minute
 func (c *Config) listen(dir string, explained bool) (*agent.Agent, error) {
 	o := agent.Config{
 		World: c.World, Ranks: c.Ranks(), Socket: filepath.Join(dir, "agent"), Timeout: c.Timeout, Explained: explained,
-		Warn: c.warn, Schedule: c.Schedule, Review: c.Review,
+		Warn: c.warn, Schedule: c.Schedule, Review: c.Review, Record: c.Timeline != "",
+	}
+	if c.Timeline != "" { // which is not to be missing after days
+		if err := atomicfile.Probe(c.timelineFile()); err != nil {
+			return nil, fmt.Errorf("the timeline: %w", err)
+		}
 	}
 	if !c.Alone() {
 		m, err := c.rendezvous()
@@ -118,9 +129,31 @@ func (c *Config) warn(text string) { fmt.Fprintln(c.Err, "weft: warning:", text)
 
 // tell tells the user of the training.
 func (c *Config) tell(a *agent.Agent, asked bool) {
+	if c.Timeline != "" {
+		if err := c.writeTimeline(a.Timeline()); err != nil {
+			c.warn(fmt.Sprintf("no timeline: %v", err))
+		}
+	}
 	if c.First == 0 && c.Tell != nil {
 		c.Tell(a.Plan(), a.Ran(), asked)
 	}
+}
+
+// writeTimeline writes what happened on this host.
+func (c *Config) writeTimeline(t *timeline.Timeline) error {
+	if t == nil {
+		return errors.New("no iteration of a model is complete")
+	}
+	return atomicfile.Write(context.Background(), c.timelineFile(), func(w io.Writer) error { return timeline.WriteChrome(w, t) })
+}
+
+// timelineFile is that of this host.
+func (c *Config) timelineFile() string {
+	if c.First == 0 {
+		return c.Timeline
+	}
+	ext := filepath.Ext(c.Timeline)
+	return fmt.Sprintf("%s-rank%d%s", strings.TrimSuffix(c.Timeline, ext), c.First, ext)
 }
 
 // readSchedule is the plan in a file, for which other launchers have but variables:

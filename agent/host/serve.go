@@ -104,6 +104,7 @@ func (c *Config) start(dir string) (a *agent.Agent, k *launch.Keeper, err error)
 			return nil, nil, err
 		}
 	}
+	c.Timeline = c.Getenv("WEFT_TIMELINE")
 	lock, err := lockDir(dir)
 	if err != nil {
 		return nil, nil, err

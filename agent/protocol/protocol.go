@@ -127,6 +127,8 @@ type Welcome struct {
 	Review  int  `json:"review,omitzero"`
 	Profile int  `json:"profile,omitzero"`
 	Descent bool `json:"descent,omitzero"`
+	// Timeline says that the worker tells what it does, and when, with ready and boundary.
+	Timeline bool `json:"timeline,omitzero"`
 }
 
 // Place is where a bucket lies for the generation that ends in an iteration.

@@ -65,6 +65,7 @@ a signal) is that of weft run.`,
   weft run -n 2 --nodes 4 --node-rank 1 --master 10.0.0.1:29500 -- python3 train.py
   weft run -n 4 --plan plan.json -- python3 train.py
   weft run -n 4 --policy ddp -- python3 train.py
+  weft run -n 4 --timeline timeline.json -- python3 train.py
   weft run -n 4 --policy deft --max-delay 1 --job job.json --link 10Gbit,25us -- python3 train.py`,
 		Args: want(1, 0, "a COMMAND"),
 	}
@@ -72,6 +73,7 @@ a signal) is that of weft run.`,
 	var given planned
 	given.register(cmd)
 	report := cmd.Flags().String("report", "", "`file` to which host 0 writes what plans took, as JSON, at the end and on SIGUSR1")
+	timeline := cmd.Flags().String("timeline", "", fmt.Sprintf("`file` to which each host writes what its ranks did in the last %d iterations,\nas a Chrome trace, at the end and on SIGUSR1 (else WEFT_TIMELINE)", agent.LastIterations))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		o, err := training.config(cmd, c)
 		if err != nil {
@@ -80,12 +82,18 @@ a signal) is that of weft run.`,
 		if err := given.check(o.Place); err != nil {
 			return err
 		}
+		if o.Timeline = cmp.Or(*timeline, os.Getenv("WEFT_TIMELINE")); o.Timeline == cli.Stdout {
+			return cli.Usagef("--timeline needs a file: the standard output is for what workers print")
+		}
 		if o.First == 0 {
 			if err := c.Probe(*report); err != nil {
 				return err
 			}
 		}
 		if o.Schedule, err = given.schedule(cmd.Context(), c, o.Place); err != nil {
+			return err
+		}
+		if err := c.Probe(o.Timeline); err != nil {
 			return err
 		}
 		chosen, err := given.choice(script(args), o.Place)

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"os"
@@ -46,12 +47,8 @@ func (c *Console) WriteFile(ctx context.Context, name string, write func(io.Writ
 	if name == Stdout {
 		return write(c.Out)
 	}
-	if info, err := os.Stat(name); err == nil {
-		for _, in := range c.inputs {
-			if os.SameFile(in.info, info) {
-				return Usagef("the output %s would replace the input %s: give another name", name, in.name)
-			}
-		}
+	if err := c.replaces(name); err != nil {
+		return err
 	}
 	return atomicfile.Write(ctx, name, write)
 }
@@ -62,8 +59,22 @@ func (c *Console) Probe(names ...string) error {
 		if name == "" || name == Stdout {
 			continue
 		}
-		if err := atomicfile.Probe(name); err != nil {
+		if err := cmp.Or(c.replaces(name), atomicfile.Probe(name)); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// replaces refuses a file that would replace an input that was read.
+func (c *Console) replaces(name string) error {
+	info, err := os.Stat(name)
+	if err != nil {
+		return nil // there is none yet
+	}
+	for _, in := range c.inputs {
+		if os.SameFile(in.info, info) {
+			return Usagef("the output %s would replace the input %s: give another name", name, in.name)
 		}
 	}
 	return nil

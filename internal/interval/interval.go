@@ -57,3 +57,18 @@ func Overlap[T Number](a, b []Interval[T]) T {
 	}
 	return sum
 }
+
+// Without is what is left of x where a union does not cover it, in ascending order.
+func Without[T Number](x Interval[T], union []Interval[T]) (left []Interval[T]) {
+	i, _ := slices.BinarySearchFunc(union, x.Start, func(u Interval[T], at T) int { return cmp.Compare(u.End, at) })
+	for ; i < len(union) && union[i].Start < x.End; i++ {
+		if x.Start < union[i].Start {
+			left = append(left, Interval[T]{x.Start, union[i].Start})
+		}
+		x.Start = union[i].End
+	}
+	if x.Start < x.End {
+		left = append(left, x)
+	}
+	return left
+}

@@ -98,3 +98,23 @@ func TestAgainstCells(t *testing.T) {
 		}
 	})
 }
+
+func TestWithout(t *testing.T) {
+	comb := []iv{{1, 2}, {4, 6}, {8, 9}}
+	for _, c := range []struct {
+		name string
+		x    iv
+		want []iv
+	}{
+		{"nothing there", iv{2, 4}, []iv{{2, 4}}},
+		{"covered", iv{4, 6}, nil},
+		{"empty", iv{3, 3}, nil},
+		{"both ends", iv{1.5, 5}, []iv{{2, 4}}},
+		{"holes", iv{0, 10}, []iv{{0, 1}, {2, 4}, {6, 8}, {9, 10}}},
+		{"behind all", iv{9, 12}, []iv{{9, 12}}},
+	} {
+		if got := Without(c.x, comb); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}

@@ -25,6 +25,9 @@ VERSION = 4
 HELLO, WELCOME, READY, DONE, CALL, RETURNED, FAILED, GOODBYE, BOUNDARY = range(1, 10)
 MOVED = 12
 WAITED = struct.Struct("<Q")  # ns
+DID = struct.Struct("<BQQ")  # what, from when, until when: ns
+# What a worker does: WAITING for the agent, a phase of its computation, or something else.
+WAITING, FORWARD, BACKWARD, UPDATE, ELSE = range(5)
 HEADER = struct.Struct("<IBBHIQ")  # payload's length, type, flags, 0, index, iteration
 MAX_PAYLOAD = 64 << 20  # bytes
 
@@ -121,6 +124,7 @@ class Layout:
     review: int = 0  # after how many iterations to call review; 0: never
     order: Optional[List[List[int]]] = None  # by lane, in which to run ops of the job with the fingerprint order_of; None: any
     order_of: str = ""
+    timeline: bool = False  # the agent wants to be told what this worker does
     profile: int = 0  # how many iterations, before the last one then, to measure op by op
     descent: bool = False  # of those before these, to tell how the loss falls
 
@@ -150,6 +154,8 @@ class Client:
         self.world = world
         self._local_rank = local_rank
         self.waited = 0  # for the agent, ns, since the start
+        self._did: Optional[List[bytes]] = None  # since the agent was last told; None: it does not want to know
+        self._doing = (ELSE, 0)  # and since when
         self._calls = 0
         self._begun: Set[int] = set()  # calls that have not returned
         self._reduced: Deque[Tuple[int, int]] = collections.deque()  # buckets and iterations that came while a call was waited for
@@ -186,7 +192,9 @@ class Client:
         fds: List[int] = []
         try:
             _, _, payload = self._receive(WELCOME, fds)
-            return self._layout(json.loads(payload), fds, tensors)
+            layout = self._layout(json.loads(payload), fds, tensors)
+            self._did, self._doing = [] if layout.timeline else None, (ELSE, 0)
+            return layout
         except (LookupError, TypeError, ValueError) as e:
             raise self._fail(WeftError(f"rank {self.rank}: cannot use the agent's layout: {e!r}")) from e
         finally:
@@ -195,7 +203,7 @@ class Client:
 
     def ready(self, bucket: int, iteration: int) -> None:
         """Declares that a bucket lies complete in the input region; it is not written again before done."""
-        self._send(READY, bucket, iteration, WAITED.pack(self.waited))
+        self._send(READY, bucket, iteration, WAITED.pack(self.waited) + self._tell())
 
     def done(self, iteration: int) -> int:
         """Waits for the next bucket of an iteration that lies reduced in the output region; returns which."""
@@ -236,7 +244,25 @@ class Client:
 
     def boundary(self, iteration: int) -> None:
         """Tells that an iteration has ended."""
-        self._send(BOUNDARY, iteration=iteration)
+        self._send(BOUNDARY, iteration=iteration, body=b"" if self._did is None else WAITED.pack(self.waited) + self._tell())
+
+    def does(self, what: int) -> None:
+        """Notes, for the agent if it wants to know, what this worker does from now on: FORWARD, BACKWARD, UPDATE or ELSE."""
+        before, since = self._doing
+        if self._did is None or before == what:
+            return
+        now = time.perf_counter_ns()
+        if before != ELSE:
+            self._did.append(DID.pack(before, since, now))
+        self._doing = what, now
+
+    def _tell(self) -> bytes:
+        """What this worker has done since this was last called, for the agent."""
+        if not self._did:
+            return b""
+        told = b"".join(self._did)
+        self._did.clear()
+        return told
 
     def call(self, **request: Any) -> None:
         """Makes a collective outside the plan and waits for it; every worker makes the same ones in the same order."""
@@ -355,6 +381,7 @@ class Client:
             buffers=buffers,
             buffer_bytes=buffer_bytes,
             review=w.get("review", 0),
+            timeline=w.get("timeline", False),
             profile=w.get("profile", 0),
             descent=w.get("descent", False),
             order=w.get("order"),
@@ -420,7 +447,10 @@ class Client:
         try:
             return self._read_message(fds) if self._mover is None else self._mover.next(fds)
         finally:
-            self.waited += time.perf_counter_ns() - began
+            now = time.perf_counter_ns()
+            self.waited += now - began
+            if self._did is not None:
+                self._did.append(DID.pack(WAITING, began, now))
 
     def _read_message(self, fds: Optional[List[int]]) -> Tuple[int, int, int, bytes]:
         self._read(memoryview(self._header), fds)

@@ -7,7 +7,7 @@ from typing import Any, Callable, Collection, List, Optional, Sequence, Tuple
 
 import torch
 
-from ._client import WeftError
+from ._client import BACKWARD, FORWARD, WeftError
 from ._execution import Execution
 from ._handover import HandOver
 from ._hooks import ForwardHook, GradientHook, at_end_of_backward, tensors_in
@@ -87,6 +87,7 @@ class Passes:
         if self.ended is not None:
             return
         if torch.is_grad_enabled():
+            self._watch.does(FORWARD)
             self._places.verify()
             self._verified = True
         else:
@@ -101,7 +102,11 @@ class Passes:
         self.expected = True
         for t in tensors_in(output):
             if t.grad_fn is not None:
-                t.register_hook(lambda _: self._begin(fresh=True))
+                t.register_hook(lambda _: self._begin_at_output())
+
+    def _begin_at_output(self) -> None:
+        self._begin(fresh=True)
+        self._watch.does(BACKWARD)
 
     @property
     def _guarded(self) -> bool:

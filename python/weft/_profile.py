@@ -32,6 +32,10 @@ class Watch:
         self._client = client
         self._ends: List[float] = []  # of iterations since the last report, seconds
 
+    def does(self, what: int) -> None:
+        """Notes what this worker does from now on, as Client.does does."""
+        self._client.does(what)
+
     def backward(self) -> None:
         """A hook has been reached: a backward pass runs."""
 

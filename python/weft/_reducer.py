@@ -10,7 +10,7 @@ import torch
 from ._barrier import barrier, updated_at_read
 from ._buckets import Buckets
 from ._calls import Calls
-from ._client import Client, Layout, Tensor, WeftError
+from ._client import ELSE, UPDATE, Client, Layout, Tensor, WeftError
 from ._delay import Delayed, clip, delays, say
 from ._descent import Descent
 from ._device import Device
@@ -204,6 +204,7 @@ class Reducer:
 
     def _before_step(self) -> None:
         """Raises WeftError for a step that no pass came before: the other workers wait for that pass; or of other parameters."""
+        self._client.does(UPDATE)
         if _in_groups(self._optimizer) != self._in_groups:
             found = stranger(self._places.all(), self._optimizer)
             if found is not None:
@@ -235,6 +236,7 @@ class Reducer:
             self._trained = trained
             self._statistics.end(root=trained[0])
         self.watch.ended(self._execution.iteration)
+        self._client.does(ELSE)
         if self._execution.iteration == self._review:
             self.finish()
             decision = self._client.review(self.watch.report())
