@@ -175,7 +175,7 @@ func (a *Agent) begin(first *protocol.Hello) {
 	}
 	a.session.hello = *first
 	a.session.pace = a.pace(l)
-	a.session.recorder = a.record(l, first.Boundaries)
+	a.session.recorder = a.record(l)
 	if l.given != nil {
 		a.plan = l.plan
 	}

@@ -42,6 +42,9 @@ func (x *teller) does(what byte, since uint64) {
 	x.did = binary.LittleEndian.AppendUint64(x.did, clock())
 }
 
+// stepped notes that the step of an iteration has returned.
+func (x *teller) stepped(iteration int) { x.does(4, uint64(iteration)) }
+
 func (x *teller) tell(kind protocol.Kind, index, iteration int) error {
 	m := protocol.Message{Kind: kind, Index: index, Iteration: iteration, Payload: binary.LittleEndian.AppendUint64(nil, x.waited)}
 	m.Payload, x.did = append(m.Payload, x.did...), nil
@@ -75,6 +78,7 @@ func (x *teller) iterate(iteration int) error {
 	x.does(1+byte(job.Backward), since)
 	since = clock()
 	x.does(1+byte(job.Update), since)
+	x.stepped(iteration)
 	return x.tell(protocol.KindBoundary, 0, iteration)
 }
 
@@ -238,7 +242,7 @@ func TestTimelineHostile(t *testing.T) {
 	}{
 		{"nobody asked", "rank 0: a ready of 25 bytes, and nobody has asked what it did", false, func() []byte { return make([]byte, 17) }},
 		{"cut", "rank 0: a ready: 16 bytes of what it did", true, func() []byte { return make([]byte, 16) }},
-		{"no such phase", "rank 0: a ready: 4 from", true, func() []byte { return append([]byte{4}, make([]byte, 16)...) }},
+		{"no such phase", "rank 0: a ready: 5 from", true, func() []byte { return append([]byte{5}, make([]byte, 16)...) }},
 		{"backwards", "rank 0: a ready: 1 from 1 to 0 ns", true, func() []byte { return append([]byte{1, 1}, make([]byte, 15)...) }},
 		{"another clock", "", true, func() []byte { return append(make([]byte, 16), 127) }},
 	} {

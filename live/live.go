@@ -142,6 +142,7 @@ type Row struct {
 	Predicted float64   // likewise; NaN where nothing is
 	Bound     float64   // likewise, of all plans of its plan's class and limits on the job and cluster that were measured; NaN where nothing is predicted
 	Timeline  string    // file of what is simulated; empty: there is none
+	Measured  string    // likewise, of the last turn
 	Refused   string    // why there is nothing
 }
 
@@ -345,10 +346,18 @@ func (s *study) measure(ctx context.Context, x *Case, turns int, steps []string)
 				continue
 			}
 			name := fmt.Sprintf("%s-%s-turn%d", at, r.Schedule.Name, turn)
+			run := r.Schedule.run(s.Weft, profile)
+			measured := s.file(x.Model, at, r.Schedule.Name, "measured-timeline.json")
+			if r.Schedule.policy != "" {
+				run = slices.Insert(run, len(run)-1, "--timeline", measured)
+			}
 			script := slices.Concat(steps, []string{"--with", r.Schedule.library})
-			t, err := s.train(ctx, x.Model, name, x.Rate, r.Schedule.run(s.Weft, profile), script)
+			t, err := s.train(ctx, x.Model, name, x.Rate, run, script)
 			if err != nil {
 				return fmt.Errorf("%s: %w", r.Schedule.Name, err)
+			}
+			if _, err := os.Stat(measured); err == nil {
+				r.Measured = measured
 			}
 			r.Times = append(r.Times, stat.Mean(t.Times, nil))
 		}

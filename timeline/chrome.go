@@ -24,10 +24,10 @@ import (
 // and the queue of a link, where any number wait together, is a track of
 // asynchronous events.
 
-const (
-	chromeFormat  = "weft timeline"
-	chromeVersion = 1
-)
+// Format is what a timeline's file says that it is, in otherData.format.
+const Format = "weft timeline"
+
+const chromeVersion = 1
 
 // header is the otherData of the file: all that its events refer to.
 type header struct {
@@ -60,7 +60,7 @@ func WriteChrome(w io.Writer, t *Timeline) error {
 		return err
 	}
 	track, count := t.pack(func(s *Span) bool { return s.Kind != Queued })
-	h := header{Format: chromeFormat, Version: chromeVersion, Name: t.Name,
+	h := header{Format: Format, Version: chromeVersion, Name: t.Name,
 		Ranks: make([]headerRank, len(t.Ranks)), Lanes: make([]headerLane, len(t.Lanes))}
 	// Threads are numbered from beyond the last rank: viewers take a thread with
 	// the number of its process for the main one and show it first.
@@ -401,8 +401,8 @@ func (c *chromeReader) header(at int64) error {
 	if err := json.UnmarshalDecode(c.d, &h); err != nil {
 		return c.syntax(err)
 	}
-	if h.Format != chromeFormat {
-		return c.fail(at, "not a weft timeline: otherData.format is %q, not %q", h.Format, chromeFormat)
+	if h.Format != Format {
+		return c.fail(at, "not a weft timeline: otherData.format is %q, not %q", h.Format, Format)
 	}
 	if h.Version != chromeVersion {
 		return c.fail(at, "version %d of the format; this program reads version %d", h.Version, chromeVersion)

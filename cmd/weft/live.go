@@ -22,8 +22,8 @@ func newStudyLive(c *cli.Console) *cobra.Command {
 		Short: "Measure schedules on real trainings in the lab",
 		Long: `Trains models on the hosts of a lab (see weft lab), one worker of one thread on
 each, by every schedule in turns, and sets what the simulator predicts of a
-schedule beside what was measured. The simulated timelines lie beside the
-results.
+schedule beside what was measured. Timelines lie beside the results,
+simulated, and of plans as measured in the last turn.
 
 A line's rate follows from the coverage rate: the time of the gradients on the
 wire, by that of an iteration of computation alone, which is measured first. A

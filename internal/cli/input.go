@@ -19,6 +19,7 @@ import (
 	"weft/cluster"
 	"weft/job"
 	"weft/plan"
+	"weft/timeline"
 	"weft/trace/kineto"
 )
 
@@ -122,18 +123,20 @@ func (r contextReader) Read(p []byte) (int, error) {
 type form = string
 
 const (
-	aTrace form = "a trace"
-	aJob   form = "a job"
-	aPlan  form = "a plan"
+	aTrace    form = "a trace"
+	aJob      form = "a job"
+	aPlan     form = "a plan"
+	aTimeline form = "a timeline"
 
 	aFile form = "a file of weft" // with a version, but no more that would tell
 )
 
 // wanted says which commands want a form.
 var wanted = map[form]string{
-	aTrace: "weft inspect and weft compare take it",
-	aJob:   "weft compare takes it",
-	aPlan:  "weft plan explain takes it",
+	aTrace:    "weft inspect and weft compare take it",
+	aJob:      "weft compare takes it",
+	aPlan:     "weft plan explain takes it",
+	aTimeline: "weft inspect takes it",
 }
 
 // open hands the named file to f, with its form, which must be one of accepts.
@@ -187,10 +190,33 @@ func formOf(start []byte) form {
 		if name.String() == "version" {
 			is = aFile
 		}
+		if name.String() == "otherData" && dec.PeekKind() == '{' {
+			if ofTimeline(dec) {
+				return aTimeline
+			}
+			continue
+		}
 		if dec.SkipValue() != nil {
 			return is
 		}
 	}
+}
+
+// ofTimeline takes an object, and reports whether it is what a timeline says of itself.
+func ofTimeline(dec *jsontext.Decoder) bool {
+	dec.ReadToken()
+	for dec.PeekKind() == '"' {
+		name, err := dec.ReadToken()
+		if err == nil && name.String() == "format" && dec.PeekKind() == '"' {
+			value, err := dec.ReadToken()
+			return err == nil && value.String() == timeline.Format
+		}
+		if err != nil || dec.SkipValue() != nil {
+			return false
+		}
+	}
+	dec.ReadToken()
+	return false
 }
 
 // Trace reads a trace of the PyTorch profiler.
@@ -200,6 +226,19 @@ func (c *Console) Trace(ctx context.Context, name string) (t *kineto.Trace, err 
 		return err
 	}, aTrace)
 	return t, err
+}
+
+// Inspected reads a trace of the PyTorch profiler or a timeline of weft: one of them is nil.
+func (c *Console) Inspected(ctx context.Context, name string) (trace *kineto.Trace, t *timeline.Timeline, err error) {
+	err = c.open(ctx, name, func(r io.Reader, is form) error {
+		if is == aTimeline {
+			t, err = timeline.ReadChrome(r)
+			return named(name, err)
+		}
+		trace, err = kineto.Read(ctx, r, kineto.ReadOptions{Name: name})
+		return err
+	}, aTrace, aTimeline)
+	return trace, t, err
 }
 
 // job reads a job, from a job file or from a trace. The options hold for traces.

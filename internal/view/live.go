@@ -31,6 +31,9 @@ func Live(cases []live.Case) *cli.Report {
 			if r.Timeline != "" {
 				timelines = append(timelines, r.Timeline)
 			}
+			if r.Measured != "" {
+				timelines = append(timelines, r.Measured)
+			}
 			if r.Refused != "" {
 				notes = append(notes, fmt.Sprintf("%s, %s: %s", x.Model, r.Schedule.Name, r.Refused))
 			}
@@ -57,7 +60,7 @@ func Live(cases []live.Case) *cli.Report {
 		}, Rows: []cli.Row{{Cells: []any{len(errors), cli.Percent(median.Of(errors)), cli.Percent(errors[len(errors)-1])}}}})
 	}
 	if len(timelines) > 0 {
-		notes = append(notes, "timelines, as simulated of the profiles, Chrome traces which Perfetto opens: "+strings.Join(timelines, " "))
+		notes = append(notes, "timelines, Chrome traces which Perfetto opens, as simulated of the profiles, and as measured in the last turn: "+strings.Join(timelines, " "))
 	}
 	return &cli.Report{Tables: tables, Notes: notes}
 }

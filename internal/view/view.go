@@ -4,6 +4,7 @@ package view
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"weft/bound"
@@ -284,36 +285,20 @@ func Policies(all []policy.Policy) *cli.Report {
 // Simulation is where the time of a simulated iteration goes, and each transfer.
 func Simulation(r *sim.Result, j *job.Job, c *cluster.Cluster) *cli.Report {
 	m := r.Timeline.Metrics(r.Steady, len(r.Iterations))
-	where := cli.Table{Title: "An iteration in steady state", Columns: []cli.Column{
-		{Head: "workers", Key: "workers"}, {Head: "rank", Key: "rank"},
-		{Head: "time\nms", Key: "time_us"}, {Head: "compute\nms", Key: "computation_us"}, {Head: "exposed\nms", Key: "exposed_us"},
-		{Head: "idle\nms", Key: "idle_us"}, {Head: "comm.\nms", Key: "communication_us"}, {Head: "hidden\nms", Key: "hidden_us"},
-		{Head: "cov-\nerage", Key: "coverage"}, {Head: "E", Key: "efficiency"}, {Head: "S", Key: "speedup"},
-	}}
+	where := cli.Table{Title: "An iteration in steady state", Columns: slices.Concat(
+		[]cli.Column{{Head: "workers", Key: "workers"}, {Head: "rank", Key: "rank"}}, breakdownColumns,
+		[]cli.Column{{Head: "E", Key: "efficiency"}, {Head: "S", Key: "speedup"}})}
 	add := func(who string, rank any, b timeline.Breakdown) {
-		where.Rows = append(where.Rows, cli.Row{Key: who, Cells: []any{
-			who, rank, cli.Time(b.Iteration), cli.Time(b.Computation), cli.Time(b.Exposed), cli.Time(b.Idle),
-			cli.Time(b.Communication), cli.Time(b.Hidden()), cli.Ratio(b.Coverage()), cli.Ratio(b.Efficiency()), cli.Ratio(b.Speedup()),
-		}})
+		where.Rows = append(where.Rows, cli.Row{Key: who, Cells: slices.Concat([]any{who, rank}, breakdownCells(b), []any{cli.Ratio(b.Efficiency()), cli.Ratio(b.Speedup())})})
 	}
 	add("mean", nil, r.Mean)
 	add("worst", natural(r.WorstRank), r.Worst)
 
-	transfers := cli.Table{Title: "Transfers of an iteration", Key: "transfers", Columns: []cli.Column{
-		{Head: "link", Key: "link"}, {Head: "transfer", Key: "transfer"}, {Head: "MB", Key: "bytes"},
-		{Head: "ready\nms", Key: "ready_us"}, {Head: "queued\nms", Key: "queued_us"}, {Head: "time\nms", Key: "time_us"}, {Head: "MB/s", Key: "bytes_per_us"},
-	}}
-	for _, x := range m.Transfers {
-		transfers.Rows = append(transfers.Rows, cli.Row{Cells: []any{
-			r.Timeline.Lanes[x.Lane].Name, x.Name, cli.Bytes(x.Bytes),
-			cli.Time(x.Ready), cli.Time(x.Queued), cli.Time(x.Time), known(cli.Rate(x.Bandwidth() / 8e6)),
-		}})
-	}
 	return &cli.Report{
 		Facts: append(subject(j, c),
 			cli.Fact{Label: "iterations", Key: "iterations", Value: len(r.Iterations)},
 			cli.Fact{Label: "time, ms", Key: "time_us", Value: cli.Time(r.Time)}),
-		Tables: []cli.Table{where, transfers},
+		Tables: []cli.Table{where, transfers(r.Timeline, m.Transfers)},
 		Notes:  j.Notes,
 	}
 }

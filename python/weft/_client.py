@@ -26,8 +26,9 @@ HELLO, WELCOME, READY, DONE, CALL, RETURNED, FAILED, GOODBYE, BOUNDARY = range(1
 MOVED = 12
 WAITED = struct.Struct("<Q")  # ns
 DID = struct.Struct("<BQQ")  # what, from when, until when: ns
-# What a worker does: WAITING for the agent, a phase of its computation, or something else.
-WAITING, FORWARD, BACKWARD, UPDATE, ELSE = range(5)
+# What a worker does: WAITING for the agent, a phase of its computation, or something ELSE, which is not told; a step that
+# has returned is STEPPED, and tells its iteration in place of from when.
+WAITING, FORWARD, BACKWARD, UPDATE, STEPPED, ELSE = range(6)
 HEADER = struct.Struct("<IBBHIQ")  # payload's length, type, flags, 0, index, iteration
 MAX_PAYLOAD = 64 << 20  # bytes
 
@@ -255,6 +256,12 @@ class Client:
         if before != ELSE:
             self._did.append(DID.pack(before, since, now))
         self._doing = what, now
+
+    def stepped(self, iteration: int) -> None:
+        """Notes that optimizer.step() of an iteration has returned."""
+        self.does(ELSE)
+        if self._did is not None:
+            self._did.append(DID.pack(STEPPED, iteration, time.perf_counter_ns()))
 
     def _tell(self) -> bytes:
         """What this worker has done since this was last called, for the agent."""

@@ -58,14 +58,11 @@ class Exact(Execution):
         """Applies at once what does not wait for a read."""
         if not self.guards or whole or needs_all(self._optimizer):
             self.finish()
-            result = own()
-        else:
-            self._averages.finish_steps()  # of a step without a pass before this one
-            step = Step(self._optimizer)
-            at_read = self._at_read[(self.iteration - 1) % len(self._at_read)]
-            result = step_but(self._optimizer, own, self._averages.defer(step, at_read.__contains__))
-        self.end_iteration()
-        return result
+            return own()
+        self._averages.finish_steps()  # of a step without a pass before this one
+        step = Step(self._optimizer)
+        at_read = self._at_read[(self.iteration - 1) % len(self._at_read)]
+        return step_but(self._optimizer, own, self._averages.defer(step, at_read.__contains__))
 
     def finish(self) -> None:
         self._averages.finish()

@@ -8,7 +8,7 @@ import torch
 
 from ._buckets import Buckets
 from ._calls import Calls
-from ._client import ELSE, Client, WeftError
+from ._client import Client, WeftError
 
 
 class Execution:
@@ -87,7 +87,6 @@ class Execution:
 
     def end_iteration(self) -> None:
         """Tells the agent that the step of the last iteration has been called: or that somebody awaits its averages before."""
-        self._client.does(ELSE)
         while self._boundaries and self._told < self.iteration:
             self._client.boundary(self._told)
             self._told += 1

@@ -148,7 +148,7 @@ class Reducer:
                 self._of_step.remove()
             self._of_step = Updates(self._optimizer, self._step, self.finish)
         elif self._of_step is None:
-            self._of_step = StepHook(self._optimizer, self._before_step, lambda: self._execution.end_iteration())
+            self._of_step = StepHook(self._optimizer, self._before_step, self._after_step)
 
     def _delayed(self) -> Delayed:
         """An execution of what is outstanding under a plan with delays."""
@@ -228,7 +228,15 @@ class Reducer:
         whole = bool(args or kwargs)
         self._execution.verify_step(whole)
         self._before_step()
-        return self._execution.step(own, whole)
+        result = self._execution.step(own, whole)
+        self._after_step()
+        return result
+
+    def _after_step(self) -> None:
+        """Tells the agent of a step that returns."""
+        if self._execution.iteration > 0:
+            self._client.stepped(self._execution.iteration - 1)
+        self._execution.end_iteration()
 
     def _close(self, trained: List[int]) -> None:
         """Ends an iteration, in which these ranks trained."""
