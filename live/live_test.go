@@ -290,6 +290,7 @@ func TestRails(t *testing.T) {
 		t.Errorf("want one of 2 trainings by p3 spread:\n%s", said)
 	}
 	cases[0].Rows[0].Times[0] = 3
+	cases[0].Rows = append(cases[0].Rows, Row{Schedule: Schedule{Name: Loaded}, Times: []float64{0.1}})
 	if one, several := cases[0].Fastest(); one.Schedule.Name != "p3" || several.Schedule.Name != "p3+spread" {
 		t.Errorf("%v and %v", one, several)
 	}
