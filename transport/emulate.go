@@ -30,7 +30,7 @@ type Link struct {
 const EmulatedChannels = 1 << 15
 
 // Emulate makes an endpoint as slow as a link, in real time. Both sides of a
-// connection must be emulated, on one machine: they compare times.
+// connection must be emulated, in one process: they compare times.
 //
 // The port is full duplex. Each way it serves one message at a time, in the
 // order of calls, at its bandwidth: a token bucket that holds no more than the
@@ -58,8 +58,16 @@ type emulated struct {
 // early is Link.Ahead if that is not given.
 const early = 200 * time.Microsecond
 
+// began is what stamps count from. A date would not do: the machine's clock may be set
+// while a message is under way, which would then arrive too late, or at once.
+var began = time.Now()
+
+// stamp is a time as a message says it, and stamped that of a stamp.
+func stamp(t time.Time) uint64   { return uint64(t.Sub(began)) }
+func stamped(x uint64) time.Time { return began.Add(time.Duration(x)) }
+
 // stampTag is the tag of the message that follows one of tag, and says when that
-// arrives: 8 bytes, nanoseconds since 1970.
+// arrives: 8 bytes, a stamp.
 func stampTag(tag Tag) Tag {
 	tag.Channel += EmulatedChannels
 	return tag
@@ -93,10 +101,10 @@ func (m *emulated) Send(ctx context.Context, to int, tag Tag, data []byte) error
 		left := m.occupy(&m.out, start.Add(m.link.wire(len(data))), len(data))
 		err = m.Endpoint.Send(ctx, to, tag, data)
 		if err == nil {
-			stamp := newMessage(8)
-			binary.LittleEndian.PutUint64(stamp.data, uint64(left.Add(m.link.Latency).UnixNano()))
-			err = m.Endpoint.Send(ctx, to, stampTag(tag), stamp.data)
-			stamp.free()
+			arrival := newMessage(8)
+			binary.LittleEndian.PutUint64(arrival.data, stamp(left.Add(m.link.Latency)))
+			err = m.Endpoint.Send(ctx, to, stampTag(tag), arrival.data)
+			arrival.free()
 		}
 		if err == nil {
 			err = m.sleep(ctx, left.Add(-cmp.Or(m.link.Ahead, early)))
@@ -109,15 +117,14 @@ func (m *emulated) Recv(ctx context.Context, from int, tag Tag, dst []byte) erro
 	start := time.Now()
 	err := errChannel
 	if tag.Channel < EmulatedChannels {
-		stamp := newMessage(8)
-		defer stamp.free()
+		arrival := newMessage(8)
+		defer arrival.free()
 		err = m.Endpoint.Recv(ctx, from, tag, dst)
 		if err == nil {
-			err = m.Endpoint.Recv(ctx, from, stampTag(tag), stamp.data)
+			err = m.Endpoint.Recv(ctx, from, stampTag(tag), arrival.data)
 		}
 		if err == nil {
-			arrives := time.Unix(0, int64(binary.LittleEndian.Uint64(stamp.data)))
-			err = m.sleep(ctx, m.occupy(&m.in, arrives, len(dst)))
+			err = m.sleep(ctx, m.occupy(&m.in, stamped(binary.LittleEndian.Uint64(arrival.data)), len(dst)))
 		}
 	}
 	return asOf(err, Receiving, from, tag, start)

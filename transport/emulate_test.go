@@ -3,6 +3,7 @@ package transport
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -98,6 +99,15 @@ func TestEmulatedLateReceive(t *testing.T) {
 		time.Sleep(time.Second)
 		(<-timed(func() error { return es[1].Recv(t.Context(), 0, Tag{}, make([]byte, msOfWire/10)) })).want(t, "receive", 0)
 	})
+}
+
+// The time of a stamp is no date: it counts as the process does, whatever the machine's clock is set to.
+func TestStamp(t *testing.T) {
+	now := time.Now()
+	got := stamped(stamp(now))
+	if got.Sub(now) != 0 || !strings.Contains(got.String(), " m=") {
+		t.Errorf("%v, want %v", got, now)
+	}
 }
 
 func TestEmulatedEnds(t *testing.T) {

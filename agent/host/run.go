@@ -23,6 +23,9 @@ func Run(ctx context.Context, c Config, command []string) (err error) {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	defer signal.Stop(signals)
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, syscall.SIGUSR1)
+	defer signal.Stop(asked)
 	c.Err = &lines{w: c.Err}
 
 	dir, keeper, err := launch.MakeTemp(c.Keep...)
@@ -55,9 +58,6 @@ func Run(ctx context.Context, c Config, command []string) (err error) {
 		a.Fail(fmt.Errorf("rank %d: %w", c.First, err))
 		return err
 	}
-	asked := make(chan os.Signal, 1)
-	signal.Notify(asked, syscall.SIGUSR1)
-	defer signal.Stop(asked)
 	var watching sync.WaitGroup
 	ended := make(chan struct{})
 	watching.Go(func() {

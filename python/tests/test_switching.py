@@ -70,6 +70,19 @@ class Switching(unittest.TestCase):
         self.assertRegex(report["notes"][-1], "^measured: ")
         self.assertEqual([n for n in report["notes"] if f"weft: {n}\n" not in got.output], [])
 
+    def test_asked(self) -> None:
+        """SIGUSR1 has a training tell and report, as its end does, and it goes on."""
+        with tempfile.TemporaryDirectory() as directory:
+            file = f"{directory}/report.json"
+            script = launch.os.path.join(launch.HERE, "asks.py")
+            got = launch.run_command([launch.WEFT, "run", "-n", "2", "--report", file, "--", sys.executable, "-W", "ignore", script, file], {})[0]
+            with open(file) as f:
+                plans = json.load(f)["plans"]
+        told = r"weft: measured: plain buckets [\d.]+ ms an iteration, [\d.]+ ms of it exposed\n"
+        self.assertEqual((got.code, len(re.findall(told, got.output))), (0, 2), got.output)
+        self.assertRegex(got.output, told + r"(.*\n)*\[0\] asked, and still training\n(.*\n)*weft: plain buckets: the training ended before iteration 25")
+        self.assertEqual([p["policy"] for p in plans], ["ddp"], plans)
+
     def test_join(self) -> None:
         self.check("join", "dear")
 
