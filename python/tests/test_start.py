@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
+import subprocess
 import sys
 import tempfile
 import time
@@ -100,6 +102,18 @@ class RealAgent(Start):
                 self.skipTest("this torch is built without libuv, which its torchrun asks for")
             self.assertEqual(job.code, code, job.output)
             self.nothing_left()
+
+    def test_mpirun_and_srun(self) -> None:
+        """Open MPI's launcher and Slurm's themselves, where they are: srun needs a cluster that has at least this host."""
+        for command in (["mpirun", "--allow-run-as-root", "--oversubscribe"], ["srun"]):
+            if shutil.which(command[0]) is None or command[0] == "srun" and subprocess.call(["sinfo"], stdout=subprocess.DEVNULL, timeout=60):
+                continue
+            for way, code in {"none": 0, "exception": 1}.items():
+                with self.subTest(command[0], way=way):
+                    ranks = [*command, "-n", "2", sys.executable, os.path.join(launch.HERE, "ends.py"), way]
+                    (job,) = launch.run_command(ranks, {"WEFT_RUNTIME_DIR": self.runtime})
+                    self.assertEqual(job.code, code, job.output)
+                    self.nothing_left()
 
     def test_two_hosts(self) -> None:
         """Two agents on the loopback, which meet by TCP: one's worker is killed, or they have no secret."""
