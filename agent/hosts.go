@@ -452,6 +452,6 @@ func (a *Agent) reduce(t *collective.Transfer, net transport.Endpoint, dst []byt
 	if a.alone() {
 		return reduce(t.Reduction, dst, sources)
 	}
-	t.Result, t.Sources = dst, sources
+	t.Result, t.Sources, t.Single = dst, sources, len(a.hosts) == a.World
 	return t.Run(a.ctx, net)
 }

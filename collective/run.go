@@ -24,6 +24,10 @@ type Transfer struct {
 	// as Result, which may be one of them. None: Result alone, as it must be for an
 	// all-gather and a broadcast.
 	Sources [][]byte
+	// Single says that all hosts have one worker each. Where a contribution is added by the
+	// host that receives it, it then travels from where it lies, and is scaled there: that
+	// spares its host a pass over it.
+	Single bool
 }
 
 // Error says where in a transfer a message failed.
@@ -101,6 +105,7 @@ type run struct {
 	arithmetic
 	*memory
 	sources [][]byte
+	late    float64 // what contributions are still to be scaled by when they are combined
 
 	mu             sync.Mutex
 	moved          sync.Cond // one of:
@@ -125,7 +130,7 @@ func (m *memory) release() {
 
 // start checks the transfer and provides its memory.
 func (t *Transfer) start(ep transport.Endpoint) (*run, error) {
-	x := &run{Transfer: t, sources: t.Sources}
+	x := &run{Transfer: t, sources: t.Sources, late: 1}
 	x.moved.L = &x.mu
 	var err error
 	if t.Kind == cluster.AllReduce || t.Kind == cluster.ReduceScatter {
@@ -137,6 +142,9 @@ func (t *Transfer) start(ep transport.Endpoint) (*run, error) {
 		if len(t.Sources) > 0 {
 			return nil, fmt.Errorf("collective: %v with sources: it has none", t.Spec)
 		}
+	}
+	if t.Single && t.World > 1 && t.Algorithm != Ring { // the hosts of a ring add to sums
+		x.late, x.scale = x.scale, 1
 	}
 	if t.World > 1 && (ep.World() != t.World || ep.Rank() != t.Rank) {
 		return nil, fmt.Errorf("collective: program of rank %d of %d on endpoint %d of %d", t.Rank, t.World, ep.Rank(), ep.World())
@@ -355,7 +363,7 @@ func (x *run) add(out, slot []byte, c *Chunk) {
 func (x *run) combine(out []byte, last int, c *Chunk) {
 	w := &x.receiver
 	sums := x.arithmetic
-	sums.scale = 1
+	sums.scale = x.late
 	for r, p := range x.places(c) {
 		for p.from < p.to {
 			n := p.to - p.from

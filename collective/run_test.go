@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -129,6 +130,10 @@ func TestRun(t *testing.T) {
 			layout = append(layout, rapid.IntRange(1, 3).Draw(t, "workers"))
 		}
 		world := len(layout)
+		single := rapid.Bool().Draw(t, "single")
+		if single {
+			layout = slices.Repeat(Layout{1}, world)
+		}
 		spec := Spec{k.Kind, k.Algorithm, world, rapid.IntRange(0, world-1).Draw(t, "root"), bucket(t, 4*Block), rapid.Int64Range(300, 4000).Draw(t, "chunk")}
 		red := Reduction{DType: d, Op: kernel.Op(rapid.IntRange(0, 2).Draw(t, "op"))}
 		if red.Op == kernel.Sum && d != job.Int32 && d != job.Int64 {
@@ -150,7 +155,7 @@ func TestRun(t *testing.T) {
 		var transfers []*Transfer
 		first := 0
 		for h, p := range build(t, spec) {
-			tr := &Transfer{Program: p, Reduction: red, Channel: 7, Op: 11}
+			tr := &Transfer{Program: p, Reduction: red, Channel: 7, Op: 11, Single: single}
 			for _, c := range contributions[first : first+layout[h]] {
 				tr.Sources = append(tr.Sources, slices.Clone(c))
 			}
@@ -201,6 +206,37 @@ func TestRun(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestSingle: contributions that are scaled where they are added give the bits of those
+// that are scaled before they travel.
+func TestSingle(t *testing.T) {
+	for _, d := range []job.DType{job.Float32, job.Float64, job.Float16, job.BFloat16} {
+		for _, a := range []Algorithm{Ring, Direct, Exchange} {
+			for world := 1; world <= 3; world++ {
+				spec := Spec{Kind: cluster.AllReduce, Algorithm: a, World: world, Slices: []plan.Slice{{Length: 5*Block + 3}}, Chunk: 2000}
+				red := Reduction{DType: d, Scale: 1.0 / 3}
+				r := rand.New(rand.NewPCG(1, 2))
+				var contributions [][]byte
+				var transfers []*Transfer
+				for _, p := range build(t, spec) {
+					b := contribution(r, d, Elements(spec.Slices))
+					contributions = append(contributions, b)
+					transfers = append(transfers, &Transfer{Program: p, Reduction: red, Sources: [][]byte{b}, Result: make([]byte, len(b)), Single: true})
+				}
+				want, err := Reference(red, slices.Repeat(Layout{1}, world), spec.Slices, contributions)
+				if err != nil {
+					t.Fatal(err)
+				}
+				m := transport.NewMemory(world, transport.MemoryOptions{})
+				for h, err := range together(m.Endpoint, context.Background(), transfers) {
+					if err != nil || !bytes.Equal(transfers[h].Result, want) {
+						t.Errorf("%v of %d, %v: host %d has other bits (%v)", spec, world, d, h, err)
+					}
+				}
+			}
+		}
+	}
 }
 
 // TestBucketsDoNotMatter: however tensors are cut into slices, put into buckets, and
