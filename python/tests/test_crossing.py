@@ -272,6 +272,46 @@ def moving_average(run: Run) -> None:
     run.note(*ema.parameters())
 
 
+class Halting(torch.optim.SGD):
+    """Halts in the middle of an update, in any thread but the one that made it, until that has read or does not get to it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.thread = threading.get_ident()
+        self.halfway, self.read = threading.Event(), threading.Event()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                for _ in range(2):
+                    if p.grad is not None:
+                        p.add_(p.grad, alpha=-group["lr"] / 2)
+                    if threading.get_ident() != self.thread and not self.halfway.is_set():
+                        self.halfway.set()
+                        self.read.wait(0.2)
+
+
+@scenario
+def read_by_another_thread(run: Run) -> None:
+    """It applies the updates, while this one trains on: with whole parameters, and all groups."""
+    m = made(mlp)
+    o = Halting(m.parameters(), lr=0.1)
+    run.wrap(m, o, separable=True)
+    for step in range(STEPS):
+        run.optimizer.zero_grad()
+        run.step(m(run.batch(step)).pow(2).mean())
+        o.halfway.clear()
+        o.read.clear()
+        reader = threading.Thread(target=lambda: [p.sum() for p in m.parameters()])
+        reader.start()
+        while reader.is_alive() and not o.halfway.wait(0.01):
+            pass
+        run.note(len(o.param_groups[0]["params"]), m(run.batch(step)))
+        o.read.set()
+        reader.join()
+
+
 class Checkpointed(nn.Module):
     reentrant = True
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
 from ._buckets import Buckets
-from ._guard import guard, raw_grad, release, set_raw_grad
+from ._guard import guard, plainly, raw_grad, release, set_raw_grad
 from ._hooks import uncompiled
 from ._updates import Step
 
@@ -42,9 +43,10 @@ class Average:
         self._owner.complete(self)
 
     def get_grad(self) -> Optional[torch.Tensor]:
-        if self.kept and not self.used:
-            self.complete()  # whether there is one
-        return self.grad if self.kept and not self.settled else raw_grad(self.parameter)
+        with self._owner.lock:
+            if self.kept and not self.used:
+                self.complete()  # whether there is one
+            return self.grad if self.kept and not self.settled else raw_grad(self.parameter)
 
     def set_grad(self, value: Optional[torch.Tensor]) -> None:
         with self._owner.lock:
@@ -85,6 +87,7 @@ class Averages:
         self.lock = threading.RLock()
         self._parameters = parameters
         self._before_wait = before_wait
+        self._trainer = threading.get_ident()  # the thread that calls step
         # By parameter, whether somebody used it, and by rank, whether it trained: a number above 0.
         self.used = torch.zeros(len(parameters) + world, dtype=parameters[0].dtype, device="cpu")
         self._all: List[Average] = []  # that are not settled
@@ -147,6 +150,7 @@ class Averages:
     def defer(self, step: Step, at_read: Callable[[int], bool]) -> List[torch.Tensor]:
         """Has a step's updates wait for the averages of its parameters, if at_read says so of a parameter; returns which."""
         with self.lock:
+            self._trainer = threading.get_ident()
             for a in list(self._of.values()):
                 if a.step is None and not a.settled and step.has(a.parameter):
                     if at_read(a.k):
@@ -184,32 +188,47 @@ class Averages:
         """Puts averages that have come where they belong, and applies the updates that waited for them."""
         if not averages:
             return
+        # The thread that trains, should it read what another one updates, has to wait for that: there, guards stay to the end.
+        # In its own, optimizers meet the parameters as they are, and may choose by their class how to step.
+        stay = threading.get_ident() != self._trainer
+        if not stay:
+            self._release(averages)
+        try:
+            with plain_tensors(), uncompiled(), plainly() if stay else contextlib.nullcontext():
+                self._apply(averages)
+        finally:
+            if stay:
+                self._release(averages)
+
+    def _release(self, averages: List[Average]) -> None:
+        for a in averages:
+            release(a.parameter)
+            if a.grad is not None:
+                release(a.grad)
+
+    def _apply(self, averages: List[Average]) -> None:
         updates: Dict[Step, List[Tuple[torch.Tensor, torch.Tensor]]] = {}
-        with plain_tensors(), uncompiled():
-            for a in averages:
-                a.settled = True
-                release(a.parameter)
-                if a.grad is not None:
-                    release(a.grad)
-                self._of.pop(a.k, None)
-                read = a.used and not a.kept and a.step is not None and a.step.reads_only
-                average = self.buckets.borrow(a.k + 1) if read else None
-                if average is None:
-                    self.buckets.land(a.k + 1)
-                    average = a.grad
-                    if a.used or float(self.used[a.k]) != 0:
-                        if average is None:
-                            average = a.target
-                        elif not a.used:
-                            average.data.copy_(a.target)
-                if a.step is not None and average is not None:
-                    updates.setdefault(a.step, []).append((a.parameter, average))
-                if a.kept:
-                    a.parameter.grad = average
-            settled = set(averages)
-            self._all = [a for a in self._all if a not in settled]
-            for step, gradients in updates.items():
-                step.apply(gradients)
+        for a in averages:
+            a.settled = True
+            self._of.pop(a.k, None)
+            read = a.used and not a.kept and a.step is not None and a.step.reads_only
+            average = self.buckets.borrow(a.k + 1) if read else None
+            if average is None:
+                self.buckets.land(a.k + 1)
+                average = a.grad
+                if a.used or float(self.used[a.k]) != 0:
+                    if average is None:
+                        average = a.target
+                    elif not a.used:
+                        average.data.copy_(a.target)
+            if a.step is not None and average is not None:
+                updates.setdefault(a.step, []).append((a.parameter, average))
+            if a.kept:
+                a.parameter.grad = average
+        settled = set(averages)
+        self._all = [a for a in self._all if a not in settled]
+        for step, gradients in updates.items():
+            step.apply(gradients)
 
 
 class plain_tensors:

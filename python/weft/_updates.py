@@ -54,8 +54,8 @@ class Step:
             set_raw_grad(p, grad)
         groups = [dict(_options(self._groups[g]), params=members[g]) for g in sorted(members)]
         try:
-            with _in_step(self._optimizer, groups), self._modes():
-                own_step(type(self._optimizer))(self._optimizer)
+            with _twin(self._optimizer, groups) as twin, self._modes():
+                own_step(type(twin))(twin)
         finally:
             for p, grad in before:
                 set_raw_grad(p, grad)
@@ -75,14 +75,17 @@ def _copied(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _in_step(optimizer: torch.optim.Optimizer, groups: List[Dict[str, Any]]) -> Iterator[None]:
-    """A context in which the optimizer has other groups, and its state is its own business."""
-    own, busy = optimizer.param_groups, optimizer.__dict__.get("_weft_busy", False)
-    optimizer.param_groups, optimizer.__dict__["_weft_busy"] = groups, True
+def _twin(optimizer: torch.optim.Optimizer, groups: List[Dict[str, Any]]) -> Iterator[torch.optim.Optimizer]:
+    """The optimizer, with other groups, in a step: other threads see none of it, but the state, which is the same."""
+    twin: torch.optim.Optimizer = object.__new__(type(optimizer))
+    own = {"param_groups": groups, "_weft_busy": True}
+    twin.__dict__.update(optimizer.__dict__, **own)
     try:
-        yield
+        yield twin
     finally:
-        optimizer.param_groups, optimizer.__dict__["_weft_busy"] = own, busy
+        for name, value in twin.__dict__.items():
+            if name not in own and optimizer.__dict__.get(name) is not value:
+                optimizer.__dict__[name] = value
 
 
 def _autocast(kind: str) -> Tuple[bool, torch.dtype]:
