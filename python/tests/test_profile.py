@@ -363,10 +363,13 @@ class Command(unittest.TestCase):
             self.assertEqual([job["ops"][o]["name"] for o in tied["readers"]], ["embed", "head"])
 
     def test_too_short(self) -> None:
-        ended = launch.run_command(
-            [launch.WEFT, "profile", "-o", "/nowhere/job.json", "--", launch.sys.executable, os.path.join(launch.HERE, "profiled.py"), "cnn"],
-            {"WEFT_PROFILE_ITERATIONS": "30"},
-        )[0]  # fmt: skip
+        with tempfile.TemporaryDirectory() as directory:
+            job = os.path.join(directory, "job.json")
+            ended = launch.run_command(
+                [launch.WEFT, "profile", "-o", job, "--", launch.sys.executable, os.path.join(launch.HERE, "profiled.py"), "cnn"],
+                {"WEFT_PROFILE_ITERATIONS": "30"},
+            )[0]  # fmt: skip
+            self.assertEqual(os.listdir(directory), [])
         self.assertEqual(ended.code, 3, ended.output)
         self.assertIn("the training ended before 36 iterations, which a profile needs", ended.output)
 

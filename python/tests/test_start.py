@@ -106,7 +106,7 @@ class RealAgent(Start):
     def test_mpirun_and_srun(self) -> None:
         """Open MPI's launcher and Slurm's themselves, where they are: srun needs a cluster that has at least this host."""
         for command in (["mpirun", "--allow-run-as-root", "--oversubscribe"], ["srun"]):
-            if shutil.which(command[0]) is None or command[0] == "srun" and subprocess.call(["sinfo"], stdout=subprocess.DEVNULL, timeout=60):
+            if shutil.which(command[0]) is None or command[0] == "srun" and subprocess.call(["sinfo"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60):
                 continue
             for way, code in {"none": 0, "exception": 1}.items():
                 with self.subTest(command[0], way=way):
