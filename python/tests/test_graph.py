@@ -516,18 +516,17 @@ class Ranks(unittest.TestCase):
             run = compile(model)
             for step in range(5):
                 optimizer.zero_grad(**options)
-                if step == 0:
-                    with compiling:
-                        value = loss(run, model, step, session.client.rank)
-                    compiled.wait()
-                else:
+                together.wait()
+                with alone:
                     value = loss(run, model, step, session.client.rank)
+                together.wait()
                 value.backward()
                 optimizer.step()
             return model
 
-        # Threads cannot compile at the same time, nor call what is compiled while another compiles.
-        compiling, compiled = threading.Lock(), threading.Barrier(len(models), timeout=LIMIT)
+        # Threads cannot compile at the same time, nor call what is compiled while another compiles; that may be in any step, as
+        # a parameter whose update waits is of another class.
+        alone, together = threading.Lock(), threading.Barrier(len(models), timeout=LIMIT)
         results = ranks(len(models), work, agent)
         for r in results:
             if isinstance(r, Exception):
