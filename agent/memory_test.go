@@ -20,14 +20,3 @@ func TestHuge(t *testing.T) {
 		t.Error("memory beyond what there is")
 	}
 }
-
-// Shared memory that the system refuses: whose, how much, and what to do.
-func TestRefusedMemory(t *testing.T) {
-	if unsupported != nil {
-		t.Skip(unsupported)
-	}
-	_, err := newRegion("weft-input-3", 1<<50, 0)
-	if err == nil || !strings.Contains(err.Error(), "shared memory weft-input-3 of 1125899906842624 bytes: ") || !strings.Contains(err.Error(), "fewer workers") {
-		t.Error(err)
-	}
-}

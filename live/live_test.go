@@ -46,6 +46,18 @@ func TestParseSchedule(t *testing.T) {
 	}
 }
 
+// schedules are those of some names.
+func schedules(t *testing.T, names ...string) (out []Schedule) {
+	for _, s := range names {
+		x, err := ParseSchedule(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, x)
+	}
+	return out
+}
+
 // The script has the models that the command takes.
 func TestModels(t *testing.T) {
 	script, err := fs.ReadFile(examples.Scripts, "train.py")
@@ -135,13 +147,7 @@ done
 func TestRun(t *testing.T) {
 	dir := t.TempDir()
 	c := Config{Lab: Lab{Weft: stage(t, dir), Python: "py", Dir: filepath.Join(dir, "out"), Hosts: 2, Models: []string{"gpt"}}, Coverages: []float64{2}, Turns: 2, Steps: 9}
-	for _, s := range []string{"torch", "dear", "deft:1"} {
-		x, err := ParseSchedule(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.Schedules = append(c.Schedules, x)
-	}
+	c.Schedules = schedules(t, "torch", "dear", "deft:1")
 	steps := 0
 	c.Step = func(done, total int) {
 		if done != steps || total != 8 {
@@ -239,13 +245,7 @@ func TestGap(t *testing.T) {
 	c := cluster.Uniform(2, 1, cluster.Link{Name: "net", Bandwidth: 1e9})
 	c.Overlap = 0.25
 	config := Config{Lab: Lab{Weft: stageOf(t, dir, j, c), Python: "py", Dir: filepath.Join(dir, "out"), Hosts: 2, Models: []string{"gpt"}}, Coverages: []float64{1}, Turns: 1, Steps: 9}
-	for _, s := range []string{"torch", "dear", "deft:1"} {
-		x, err := ParseSchedule(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		config.Schedules = append(config.Schedules, x)
-	}
+	config.Schedules = schedules(t, "torch", "dear", "deft:1")
 	cases, err := Run(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)
@@ -268,13 +268,7 @@ func TestGap(t *testing.T) {
 func TestRails(t *testing.T) {
 	dir := t.TempDir()
 	c := Config{Lab: Lab{Weft: stage(t, dir), Python: "py", Dir: filepath.Join(dir, "out"), Hosts: 2, Models: []string{"gpt"}, Rails: []float64{0.5}}, Coverages: []float64{2}, Turns: 1, Steps: 9}
-	for _, s := range []string{"dear", "p3", "p3+spread"} {
-		x, err := ParseSchedule(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.Schedules = append(c.Schedules, x)
-	}
+	c.Schedules = schedules(t, "dear", "p3", "p3+spread")
 	cases, err := Run(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
