@@ -555,7 +555,8 @@ def main() -> None:
         CASES[name](t)
         torch.save(t.recorded, os.path.join(sys.argv[2], f"{name}.{RANK}.pt"))
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        # Results are written. A process that ends with gloo's threads running may abort, and destroy_process_group may never return.
+        # Results are written. A process that ends with gloo's threads running may abort; destroy_process_group may wait forever for one
+        # that is the last to hold a tensor, and waits for Python's lock.
         torch.distributed.barrier()
         os._exit(0)
 

@@ -103,6 +103,11 @@ class C10D(unittest.TestCase):
             # On an idle machine 3 seconds; what is stopped is killed 8 seconds after the others were told.
             self.assertLess(time.time() - os.path.getmtime(os.path.join(self.directory, how, "dying")), 60, how)
 
+    def test_closed(self) -> None:
+        """gloo's threads may hold what was reduced last for longer than the reduction takes: the end waits for them, and they not for it."""
+        for rank in launch.run("ddp", WORLD, "closed.py", "50"):
+            self.assertEqual(rank.code, 0, rank.output)
+
     def test_refused(self) -> None:
         model = "from tests.cases import *; import torch.distributed as dist, weft.torch as weft; m = mlp(); o = torch.optim.SGD(m.parameters(), 1); "
         refused = {

@@ -56,7 +56,7 @@ def main() -> None:
     weft.shutdown()
     torch.save(weights, os.path.join(sys.argv[1], f"{RANK}.pt"))
     dist.barrier()
-    dist.destroy_process_group()
+    os._exit(0)  # as in cases.py
 
 
 def ends(how: str, now: Any) -> None:

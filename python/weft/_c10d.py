@@ -51,10 +51,14 @@ class Group:
         self._group = dist.new_group(backend=backend, timeout=datetime.timedelta(seconds=min(timeout, 1e8)))
         self._layout: Optional[Layout] = None
         self._tensors: Sequence[Tensor] = []
+        # What gloo's threads may still hold after wait() returned. A thread that is the last to hold a tensor needs Python's lock to
+        # let it go, which close() has while it waits for the threads: so all are held here until they have ended.
+        self._held: Dict[int, Any] = {}  # by address
 
     def use(self, layout: Layout, tensors: Sequence[Tensor]) -> None:
         """What is reduced from now on lies as a layout says."""
         self._layout, self._tensors = layout, tensors
+        self._held.clear()
 
     def reduce(self, bucket: int, iteration: int) -> None:
         """Replaces a bucket in the input region by the mean over all workers, of integers by the sum."""
@@ -66,6 +70,10 @@ class Group:
         tensor = view(layout.input, dtype, place, [sum(s.length for s in slices)])
         if dtype.is_floating_point:
             tensor.mul_(1 / self._world)  # first, as the agent and DDP do: it matters to what overflows
+        self._all_reduce(tensor)
+
+    def _all_reduce(self, tensor: Any) -> None:
+        self._held[tensor.data_ptr()] = tensor
         self._group.allreduce([tensor]).wait()  # whatever has become of the default group
 
     def measure(self, calls: Calls) -> Dict[str, Any]:
@@ -88,7 +96,7 @@ class Group:
         took: List[float] = []
         for size in _SIZES:
             tensor = torch.zeros(size // 4)
-            took.append(longest(lambda: self._group.allreduce([tensor]).wait()))
+            took.append(longest(lambda: self._all_reduce(tensor)))
             if took[-1] > _LONG:
                 break
         size = min(_PAIR, _SIZES[len(took) - 1])
@@ -97,7 +105,7 @@ class Group:
 
         def many(k: int) -> None:
             for _ in range(n[k]):
-                self._group.allreduce([mine]).wait() if k == 0 else calls.all_reduce(theirs, "sum")
+                self._all_reduce(mine) if k == 0 else calls.all_reduce(theirs, "sum")
 
         def both() -> None:
             beside = threading.Thread(target=many, args=[0])
@@ -116,6 +124,7 @@ class Group:
         if dist.is_initialized():
             dist.destroy_process_group(self._group)
         del self._group
+        self._held.clear()
 
 
 def _number(seconds: float) -> int:
