@@ -329,12 +329,12 @@ func TestRefused(t *testing.T) {
 		{"no such operation", `no operation "xor"`, model, barrier, func(w *worker.Worker) error {
 			return w.Call(protocol.Call{Kind: "all-reduce", Op: "xor", DType: "int32", Elements: 1})
 		}},
-		{"too large a call", "calls carry at most 16777216 bytes, and this one's begin at 0", model, barrier, func(w *worker.Worker) error {
+		{"too large a call", "calls carry at most 8388608 bytes, and this one's begin at 0", model, barrier, func(w *worker.Worker) error {
 			return w.Call(protocol.Call{Kind: "all-reduce", Op: "sum", DType: "float32", Elements: math.MaxInt64})
 		}},
 		{"a negative call", "calls carry at most", model, barrier, func(w *worker.Worker) error { return w.Call(protocol.Call{Kind: "broadcast", Bytes: -1}) }},
-		{"a call past the end", "calls carry at most 16777216 bytes, and this one's begin at 16777216", model, barrier, func(w *worker.Worker) error {
-			return w.Call(protocol.Call{Kind: "broadcast", At: 16 << 20, Bytes: 1})
+		{"a call past the end", "calls carry at most 8388608 bytes, and this one's begin at 8388608", model, barrier, func(w *worker.Worker) error {
+			return w.Call(protocol.Call{Kind: "broadcast", At: 8 << 20, Bytes: 1})
 		}},
 		{"a call in between", "and this one's begin at 4", model, barrier, func(w *worker.Worker) error { return w.Call(protocol.Call{Kind: "broadcast", At: 4, Bytes: 4}) }},
 		{"too many calls", "rank 1: call 8: call 0 has not returned, and there may be 8 at a time", model, func(w *worker.Worker) error { _, err := w.Returned(); return err }, func(w *worker.Worker) error {

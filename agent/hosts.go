@@ -111,6 +111,14 @@ func (a *Agent) host() int { return a.net.Rank() }
 
 func (a *Agent) first(host int) int { return a.hosts[:host].Workers() }
 
+// callBytes is how much a worker's calls under way may carry together.
+func (a *Agent) callBytes() int64 {
+	if a.alone() {
+		return callBytes(len(a.Ranks))
+	}
+	return callBytes(slices.Max(a.hosts))
+}
+
 // hostOf is the host of a rank.
 func (a *Agent) hostOf(rank int) int {
 	host := 0

@@ -21,15 +21,16 @@ const (
 	own         = "weft." // begins the names of tensors that are the client's, not the model's
 )
 
-// callBytes is how much a worker's calls under way may carry together. All workers of a
-// host and its output take no more than 64 MiB for that, as long as they are at most 15.
-// It depends on nothing that differs between hosts: large tensors are cut by it.
-func callBytes(world int) int64 {
-	n := int64(16 << 20)
-	for n > 4<<20 && n*int64(world+1) > 64<<20 {
-		n /= 2
-	}
-	return n
+const (
+	callsBytes = 24 << 20  // that all calls under way on a host, and what comes out, may take
+	callAlign  = 256 << 10 // each in multiples of this
+)
+
+// callBytes is how much a worker's calls under way may carry together. It depends on nothing
+// that differs between hosts, because large tensors are cut by it: most is how many workers
+// the host has that has most.
+func callBytes(most int) int64 {
+	return max(callsBytes/callAlign/int64(most+1), 1) * callAlign
 }
 
 // layout is what the workers' tensors become: a plan, and a place for everything.

@@ -330,7 +330,7 @@ func (l *layout) describe() {
 func (l *layout) place(world int) error {
 	p, j := l.plan, l.job
 	l.welcome = protocol.Welcome{
-		Version: protocol.Version, World: world, CallBytes: callBytes(world), Digest: p.Digest(), Policy: p.Policy,
+		Version: protocol.Version, World: world, Digest: p.Digest(), Policy: p.Policy,
 		Tensors: []protocol.Region{}, Buckets: []protocol.Bucket{},
 	}
 	w := &l.welcome
@@ -365,8 +365,14 @@ func (l *layout) place(world int) error {
 		at *= int64(p.Buffers)
 	}
 	w.CallOffset = at
-	w.InputBytes, w.OutputBytes = at+w.CallBytes, at+w.CallBytes
 	return nil
+}
+
+// call gives calls their place, behind all buckets.
+func (l *layout) call(bytes int64) {
+	w := &l.welcome
+	w.CallBytes = bytes
+	w.InputBytes, w.OutputBytes = w.CallOffset+bytes, w.CallOffset+bytes
 }
 
 // wholeTensors tells whether each tensor is in one bucket, whole.

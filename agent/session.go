@@ -55,6 +55,7 @@ func (a *Agent) newSession(l *layout) (*session, error) {
 			l.welcome.Buckets[b].Generations = g
 		}
 	}
+	l.call(a.callBytes())
 	size := l.welcome.InputBytes
 	if err := enough(len(a.Ranks)+1, size); err != nil {
 		return nil, err
@@ -369,7 +370,7 @@ func (a *Agent) otherCall(c *call, host int, other []byte, theirs *numbered) err
 // check returns how many bytes a call carries, and refuses one that cannot be done.
 func (a *Agent) check(c *protocol.Call) (bytes int64, err error) {
 	_, bytes, err = a.reduction(c)
-	most := callBytes(a.World)
+	most := a.callBytes()
 	if err == nil && (bytes < 0 || c.At < 0 || c.From < 0 || c.At%bucketAlign != 0 || c.At > most-bytes) {
 		err = fmt.Errorf("%v: calls carry at most %d bytes, and this one's begin at %d", c, most, c.At)
 	}
@@ -408,7 +409,7 @@ func (a *Agent) reduction(c *protocol.Call) (r collective.Reduction, bytes int64
 	default:
 		return r, 0, fmt.Errorf("no operation %q; there are sum, mean, min and max", c.Op)
 	}
-	return r, min(c.Elements, callBytes(a.World)+1) * d.Bytes(), reducible(d)
+	return r, min(c.Elements, a.callBytes()+1) * d.Bytes(), reducible(d)
 }
 
 // collective does a call in the part of the regions that is for calls. op is the

@@ -38,6 +38,9 @@ func work(how string) error {
 	if err != nil {
 		return err
 	}
+	if how == "full" {
+		return workFull(w)
+	}
 	elements := int64(4)
 	if how == "differ" {
 		elements += int64(w.Rank)
