@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -60,30 +61,44 @@ Training goes on to its end.`,
 		if err != nil {
 			return err
 		}
-		if o.First == 0 {
-			if err := c.Probe(*out, *on); err != nil {
-				return err
-			}
+		if o.First > 0 {
+			*out, *on = "", "" // host 0 writes them
 		}
-		var report atomic.Pointer[cli.Report]
-		o.Review = &agent.Review{After: profileWarmUp + n + 1, Profile: n, Take: func(r agent.Reviewed) (d agent.Decided, err error) {
-			if report.Load() != nil {
+		if err := beside(c, [2]string{"-o", *out}, [2]string{"--cluster", *on}); err != nil {
+			return err
+		}
+		var taken atomic.Pointer[profileTaken]
+		o.Review = &agent.Review{After: profileWarmUp + n + 1, Profile: n, Take: func(r agent.Reviewed) (d agent.Decided, _ error) {
+			if taken.Load() != nil {
 				return d, nil
 			}
-			x, err := takeProfile(ctx, c, script(args), *out, *on, r)
-			report.Store(x)
-			return d, err
+			report, err := takeProfile(ctx, c, script(args), *out, *on, r)
+			if err != nil { // the training is not to be lost for it
+				fmt.Fprintf(c.Err, "weft: warning: %s; the training goes on\n", cli.PrintableLines(err.Error()))
+			}
+			taken.Store(&profileTaken{report, err})
+			return d, nil
 		}}
 		orderly.Store(true)
 		if err := passed(host.Run(ctx, o, args)); err != nil || o.First > 0 {
 			return err
 		}
-		if report.Load() == nil {
+		x := taken.Load()
+		switch {
+		case x == nil:
 			return fmt.Errorf("the training ended before %d iterations, which a profile needs: let it train longer, or set WEFT_PROFILE_ITERATIONS to less than %d", o.Review.After, n)
+		case x.report == nil:
+			return x.err
 		}
-		return c.Print(report.Load(), *asJSON)
+		return cmp.Or(c.Print(x.report, *asJSON), x.err)
 	}
 	return cmd
+}
+
+// profileTaken is what came of a profile: err is about its files.
+type profileTaken struct {
+	report *cli.Report
+	err    error
 }
 
 // script is what a command runs, by which its job is known.

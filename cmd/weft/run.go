@@ -82,21 +82,17 @@ a signal) is that of weft run.`,
 		if err := given.check(o.Place); err != nil {
 			return err
 		}
-		if o.Timeline = cmp.Or(*timeline, os.Getenv("WEFT_TIMELINE")); o.Timeline == cli.Stdout {
-			return cli.Usagef("--timeline needs a file: the standard output is for what workers print")
+		o.Timeline = cmp.Or(*timeline, os.Getenv("WEFT_TIMELINE"))
+		if o.First > 0 {
+			*report = "" // host 0 writes it
 		}
-		if o.First == 0 {
-			if err := c.Probe(*report); err != nil {
-				return err
-			}
+		if err := beside(c, [2]string{"--report", *report}, [2]string{"--timeline", o.Timeline}); err != nil {
+			return err
 		}
 		if o.Schedule, err = given.schedule(cmd.Context(), c, o.Place); err != nil {
 			return err
 		}
-		if err := c.Probe(o.Timeline); err != nil {
-			return err
-		}
-		chosen, err := given.choice(script(args), o.Place)
+		chosen, err := given.choice(cmd.Context(), script(args), o.Place)
 		if err != nil {
 			return err
 		}
@@ -203,6 +199,19 @@ func with(name, value string) func(string) string {
 		}
 		return os.Getenv(s)
 	}
+}
+
+// beside says, before workers start, which file, by its flag, could not be written beside
+// what they print.
+func beside(c *cli.Console, files ...[2]string) error {
+	var names []string
+	for _, x := range files {
+		if x[1] == cli.Stdout {
+			return cli.Usagef("%s needs a file: the standard output is for what workers print", x[0])
+		}
+		names = append(names, x[1])
+	}
+	return c.Probe(names...)
 }
 
 // passed passes the exit code of what weft has run on.

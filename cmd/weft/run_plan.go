@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -12,7 +13,9 @@ import (
 
 	"weft/agent"
 	"weft/agent/choice"
+	"weft/cluster"
 	"weft/internal/cli"
+	"weft/job"
 	"weft/launch"
 	"weft/pilot"
 	"weft/plan"
@@ -110,7 +113,7 @@ func servers(name string) bool {
 
 // choice has the training choose by itself, if no plan is given and no job to make one of;
 // nil: it need not, and plain buckets were asked for or there is nobody to reduce with.
-func (x *planned) choice(name string, p launch.Place) (*choice.Choice, error) {
+func (x *planned) choice(ctx context.Context, name string, p launch.Place) (*choice.Choice, error) {
 	plain := x.making.Policy == fusion.DDP.Name && noneOf(x.building, "") == nil
 	if x.file != "" || x.job != "" || p.World == 1 || plain {
 		return nil, nil
@@ -122,6 +125,9 @@ func (x *planned) choice(name string, p launch.Place) (*choice.Choice, error) {
 		if c.Policy, err = all.Lookup(x.making.Policy); err != nil {
 			return nil, err
 		}
+		if err := suits(ctx, c.Policy, c.Options); err != nil {
+			return nil, cli.Usagef("--policy %s: %w", c.Policy.Name, err)
+		}
 	}
 	if s := os.Getenv("WEFT_PILOT"); s != "" { // for tests
 		o := &c.Pilot
@@ -130,6 +136,17 @@ func (x *planned) choice(name string, p launch.Place) (*choice.Choice, error) {
 		}
 	}
 	return c, nil
+}
+
+// suits says, before a training, of a policy that no training suits, with these options:
+// the least one tells.
+func suits(ctx context.Context, p policy.Policy, o policy.Options) error {
+	j := job.Chain("the training", []float64{1}, []float64{1}, []int64{4})
+	on := &cluster.Cluster{Nodes: 2, PerNode: 1, Scale: 1, Links: []cluster.Link{{Name: "net", Bandwidth: 1}}}
+	if _, err := p.Plan(ctx, j, on, o); errors.Is(err, policy.ErrUnsuitable) {
+		return err
+	}
+	return nil
 }
 
 // schedule is the plan that the flags give to a training, checked; nil: none.

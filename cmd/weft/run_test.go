@@ -155,7 +155,7 @@ func TestRunDelayed(t *testing.T) {
 		if err := cmp.Or(cmd.ParseFlags(strings.Fields(flags)), given.check(two)); err != nil {
 			t.Fatalf("%s: %v", flags, err)
 		}
-		chosen, err := given.choice("train.py", two)
+		chosen, err := given.choice(t.Context(), "train.py", two)
 		if err != nil || chosen.Options.Limits.MaxDelay != want {
 			t.Errorf("%s: %v, %+v: want a delay of at most %d", flags, err, chosen.Options.Limits, want)
 		}
@@ -271,22 +271,48 @@ func isEmpty(dir string) bool {
 	return err == nil && len(entries) == 0
 }
 
-// An output that cannot be written is said before a training, not after it.
-func TestOutputsFirst(t *testing.T) {
+// What could not be done after a training is said before it.
+func TestSaidFirst(t *testing.T) {
 	dir := t.TempDir()
-	for _, command := range [][]string{
-		{"run", "-n", "1", "--report", filepath.Join(dir, "none", "report.json")},
-		{"profile", "-n", "1", "-o", filepath.Join(dir, "none", "job.json")},
-		{"profile", "-n", "1", "-o", filepath.Join(dir, "job.json"), "--cluster", dir},
+	file := func(name ...string) string { return filepath.Join(append([]string{dir}, name...)...) }
+	var made bytes.Buffer
+	for _, args := range []string{
+		"import " + "../../testdata/traces/gpt-gloo-torch2.6/rank0.json.gz" + " -o " + file("job"),
+		"plan " + file("job") + " --workers 2 --link 1Gbit --policy ddp -o " + file("plan"),
+	} {
+		if code := run(t.Context(), &cli.Console{Out: &made, Err: &made}, strings.Fields(args)); code != cli.OK {
+			t.Fatal(made.String())
+		}
+	}
+	inputs, _ := filepath.Glob(file("*"))
+	for _, x := range []struct {
+		args, want string
+		code       int
+	}{
+		{"run -n 1 --report " + file("none", "report.json"), "write " + file("none", "report.json") + ": no such file", cli.BadInput},
+		{"run -n 1 --report -", "--report needs a file: the standard output is for what workers print", cli.BadUsage},
+		{"run -n 1 --timeline " + file("a") + " --report " + file("a"), "two outputs would be one file, " + file("a"), cli.BadUsage},
+		{"run -n 1 --plan " + file("plan") + " --report " + file("plan"), "would replace the input " + file("plan"), cli.BadUsage},
+		{"run -n 1 --plan " + file("plan") + " --timeline " + file("plan"), "would replace the input " + file("plan"), cli.BadUsage},
+		{"run -n 2 --policy deft", "--policy deft: the policy does not suit the job: deft delays updates: give --max-delay 1 or more", cli.BadUsage},
+		{"run -n 2 --policy deft --max-delay 1 --max-staleness 0", "give --max-staleness 1 or more", cli.BadUsage},
+		{"run -n 2 --policy crossover", "crossover pairs two jobs: weft pair A B", cli.BadUsage},
+		{"run -n 2 --policy recorded", `job "the training" does not say how it was recorded`, cli.BadUsage},
+		{"run -n 2 --policy nosuch", `no policy "nosuch"`, cli.BadUsage},
+		{"profile -n 1 -o " + file("none", "job.json"), "write " + file("none", "job.json") + ": no such file", cli.BadInput},
+		{"profile -n 1 -o -", "-o needs a file", cli.BadUsage},
+		{"profile -n 1 -o " + file("a") + " --cluster -", "--cluster needs a file", cli.BadUsage},
+		{"profile -n 1 -o " + file("a") + " --cluster " + dir, "write " + dir + ": is a directory", cli.BadInput},
+		{"profile -n 1 -o " + file("a") + " --cluster " + file("a"), "two outputs would be one file", cli.BadUsage},
 	} {
 		var out, err bytes.Buffer
 		c := &cli.Console{In: strings.NewReader(""), Out: &out, Err: &err}
-		code := run(t.Context(), c, append(command, "--", "touch", filepath.Join(dir, "started")))
-		if code != cli.BadInput || !strings.Contains(err.String(), dir) {
-			t.Errorf("%q: %d, %s", command, code, err.String())
+		code := run(t.Context(), c, append(strings.Fields(x.args), "--", "touch", file("started")))
+		if code != x.code || !strings.Contains(err.String(), x.want) {
+			t.Errorf("%q: %d, %s", x.args, code, err.String())
 		}
-		if left, _ := filepath.Glob(filepath.Join(dir, "*")); len(left) > 0 {
-			t.Errorf("%q: it has begun: %q", command, left)
+		if left, _ := filepath.Glob(file("*")); len(left) > len(inputs) {
+			t.Errorf("%q: it has begun: %q", x.args, left)
 		}
 	}
 }

@@ -32,11 +32,11 @@ func Write(ctx context.Context, name string, write func(io.Writer) error) error 
 	temp := f.Name()
 	// The program may end soon after ctx, whatever write is at.
 	keep := context.AfterFunc(ctx, func() { os.Remove(temp) })
-	err = write(writer{ctx, f})
+	err = write(writer{ctx, f, name})
 	if err == nil {
-		err = f.Sync()
+		err = renamed(f.Sync(), name)
 	}
-	err = errors.Join(err, f.Close())
+	err = errors.Join(err, renamed(f.Close(), name))
 	if !keep() {
 		err = cmp.Or(err, context.Cause(ctx))
 	}
@@ -108,18 +108,20 @@ func writeDirect(ctx context.Context, name string, write func(io.Writer) error) 
 	if err != nil {
 		return err
 	}
-	return errors.Join(write(writer{ctx, f}), f.Close())
+	return errors.Join(write(writer{ctx, f, name}), f.Close())
 }
 
 // writer fails once its context has ended.
 type writer struct {
-	ctx context.Context
-	w   io.Writer
+	ctx  context.Context
+	w    io.Writer
+	name string // in errors
 }
 
 func (w writer) Write(p []byte) (int, error) {
 	if err := context.Cause(w.ctx); err != nil {
 		return 0, err
 	}
-	return w.w.Write(p)
+	n, err := w.w.Write(p)
+	return n, renamed(err, w.name)
 }

@@ -176,3 +176,16 @@ func TestProbe(t *testing.T) {
 	}
 	holds("old")
 }
+
+// What a write fails for names the file, and not the temporary, of which no user knows.
+func TestWriteNames(t *testing.T) {
+	name, holds := dir(t, "old")
+	err := Write(t.Context(), name, func(w io.Writer) error {
+		w.(writer).w.(*os.File).Close()
+		return put("new")(w)
+	})
+	if !errors.Is(err, os.ErrClosed) || !strings.HasPrefix(err.Error(), "write "+name+": ") || strings.Contains(err.Error(), ".tmp") {
+		t.Errorf("%v", err)
+	}
+	holds("old")
+}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"io"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/text"
@@ -21,8 +22,9 @@ type Console struct {
 	Color    bool // Out is a terminal that wants colour
 	Progress bool // Err is a terminal: long work shows how far it is
 
-	inputs []input // files read so far
-	piped  bool    // In was read: there is no more of it
+	inputs  []input  // files read so far
+	outputs []string // files to be written after long work
+	piped   bool     // In was read: there is no more of it
 }
 
 // input is a file that was read, as it was called.
@@ -54,6 +56,7 @@ func (c *Console) WriteFile(ctx context.Context, name string, write func(io.Writ
 }
 
 // Probe says of each file, before long work, whether WriteFile could write it; "" is none.
+// No two may be one file, nor may inputs that are read afterwards be one of them.
 func (c *Console) Probe(names ...string) error {
 	for _, name := range names {
 		if name == "" || name == Stdout {
@@ -62,8 +65,30 @@ func (c *Console) Probe(names ...string) error {
 		if err := cmp.Or(c.replaces(name), atomicfile.Probe(name)); err != nil {
 			return err
 		}
+		for _, other := range c.outputs {
+			if same(name, other) {
+				return Usagef("two outputs would be one file, %s: give another name", name)
+			}
+		}
+		c.outputs = append(c.outputs, name)
 	}
 	return nil
+}
+
+// same reports whether what is written under two names would be one file, of which the
+// later one remains.
+func same(a, b string) bool {
+	x, err := os.Stat(a)
+	y, none := os.Stat(b)
+	switch {
+	case err == nil && none == nil:
+		return x.Mode().IsRegular() && os.SameFile(x, y)
+	case err == nil || none == nil:
+		return false
+	}
+	dir, err := os.Stat(filepath.Dir(a))
+	other, none := os.Stat(filepath.Dir(b))
+	return err == nil && none == nil && os.SameFile(dir, other) && filepath.Base(a) == filepath.Base(b)
 }
 
 // replaces refuses a file that would replace an input that was read.
@@ -74,10 +99,14 @@ func (c *Console) replaces(name string) error {
 	}
 	for _, in := range c.inputs {
 		if os.SameFile(in.info, info) {
-			return Usagef("the output %s would replace the input %s: give another name", name, in.name)
+			return replacing(name, in.name)
 		}
 	}
 	return nil
+}
+
+func replacing(out, in string) error {
+	return Usagef("the output %s would replace the input %s: give another name", out, in)
 }
 
 const (

@@ -2,8 +2,10 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -215,6 +217,48 @@ func TestByteOrder(t *testing.T) {
 		})
 		if err != nil || string(got) != want {
 			t.Errorf("%q: read as %q (%v)", text, got, err)
+		}
+	}
+	for _, text := range []string{"\xff\xfev\x00", "\xfe\xff\x00v", "v\x00e\x00", "\x00v\x00e", "\xff\xfe\x00\x00v\x00\x00\x00"} {
+		c := &Console{In: strings.NewReader(text), Err: io.Discard}
+		err := c.read(t.Context(), Stdin, func(r io.Reader) error {
+			_, err := io.ReadAll(r)
+			return err
+		})
+		if err == nil || err.Error() != "-: this is text in UTF-16 or UTF-32: save it as UTF-8" {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+// Before long work it is known that two outputs would be one file, or one of them an input.
+func TestProbeTells(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name string) string { return filepath.Join(dir, name) }
+	for _, name := range []string{"in", "old"} {
+		if err := os.WriteFile(file(name), []byte("1"), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(file("old"), file("link")); err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct {
+		outputs []string
+		want    string // "": nothing wrong
+	}{
+		{[]string{file("a"), file("b"), os.DevNull, os.DevNull, "", "", file("old")}, ""},
+		{[]string{file("a"), dir + "/./a"}, "two outputs would be one file, " + dir + "/./a: give another name"},
+		{[]string{file("old"), file("link")}, "two outputs would be one file, " + file("link") + ": give another name"},
+		{[]string{file("in")}, "the output " + file("in") + " would replace the input " + file("in") + ": give another name"},
+	} {
+		c := &Console{Err: io.Discard}
+		err := c.Probe(x.outputs...)
+		if err == nil {
+			err = c.read(t.Context(), file("in"), func(io.Reader) error { return nil })
+		}
+		if got := fmt.Sprint(cmp.Or(err, errors.New(""))); got != x.want {
+			t.Errorf("%q: %s", x.outputs, got)
 		}
 	}
 }

@@ -52,6 +52,11 @@ func (c *Console) read(ctx context.Context, name string, f func(io.Reader) error
 			return fmt.Errorf("%s is a directory, not a file", name)
 		}
 		if info.Mode().IsRegular() {
+			for _, out := range c.outputs {
+				if same(name, out) {
+					return replacing(out, name)
+				}
+			}
 			size = info.Size()
 			c.inputs = append(c.inputs, input{name, info})
 		}
@@ -61,18 +66,25 @@ func (c *Console) read(ctx context.Context, name string, f func(io.Reader) error
 		defer pipe.Close()
 		r = pipe
 	}
-	r, finish := c.meter("reading "+filepath.Base(name), &unmarked{r: r}, size)
+	text := &unmarked{r: r}
+	r, finish := c.meter("reading "+filepath.Base(name), text, size)
 	defer finish()
-	return f(contextReader{ctx, r})
+	if err := f(contextReader{ctx, r}); !text.wide {
+		return err
+	}
+	return fmt.Errorf("%s: %w", name, errWide)
 }
 
 // byteOrder is what some editors put before UTF-8.
 const byteOrder = "\ufeff"
 
+// errWide is of text in wider units than bytes, as some editors and shells write it.
+var errWide = errors.New("this is text in UTF-16 or UTF-32: save it as UTF-8")
+
 // unmarked is what a reader has behind the mark of its byte order, if there is one.
 type unmarked struct {
-	r     io.Reader
-	begun bool
+	r           io.Reader
+	begun, wide bool
 }
 
 func (u *unmarked) Read(p []byte) (int, error) {
@@ -83,6 +95,10 @@ func (u *unmarked) Read(p []byte) (int, error) {
 		if string(start[:n]) != byteOrder {
 			u.r = io.MultiReader(bytes.NewReader(start[:n]), u.r)
 		}
+		u.wide = n > 1 && ((start[0] == 0) != (start[1] == 0) || bytes.Contains([]byte("\xff\xfe\xff"), start[:2]))
+	}
+	if u.wide {
+		return 0, errWide
 	}
 	return u.r.Read(p)
 }

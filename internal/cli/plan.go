@@ -34,7 +34,7 @@ func (f *PlanFlags) Register(fs *pflag.FlagSet) {
 // the policy.
 func (f *PlanFlags) Check(fs *pflag.FlagSet, inputs *Flags) (err error) {
 	if f.chosen, err = all.Lookup(f.Policy); err != nil {
-		return err
+		return Usage(err)
 	}
 	return cmp.Or(inputs.CheckFor(fs, f.chosen), f.PolicyFlags.Check(fs, f.Policy), f.LimitFlags.Check())
 }

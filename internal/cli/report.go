@@ -304,10 +304,11 @@ func (r *Report) writeJSON(w io.Writer) error {
 		obj = append(obj, apart...)
 	}
 	obj.add("notes", append([]string{}, r.Notes...))
-	if err := json.MarshalWrite(w, obj, jsontext.WithIndent("  "), jsontext.AllowInvalidUTF8(true)); err != nil {
+	text, err := json.Marshal(obj, jsontext.WithIndent("  "), jsontext.AllowInvalidUTF8(true))
+	if err != nil {
 		return err
 	}
-	_, err := io.WriteString(w, "\n")
+	_, err = w.Write(append(text, '\n')) // an error says where, and nothing of JSON
 	return err
 }
 
