@@ -593,8 +593,9 @@ func (c *chromeReader) syntax(err error) error {
 		at = e.ByteOffset
 	} else if e, ok := errors.AsType[*json.SemanticError](err); ok {
 		at = e.ByteOffset
-	} else if err == io.EOF {
-		err = io.ErrUnexpectedEOF
+	}
+	if err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) {
+		return c.fail(at, "the JSON ends here, too early: the file is truncated; copy or record it again")
 	}
 	return c.fail(at, "%w", err)
 }

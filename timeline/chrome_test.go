@@ -278,7 +278,7 @@ func TestReadChromeErrors(t *testing.T) {
 	good := write(t, rx())
 	for _, c := range []struct{ old, new, want string }{
 		// The error names a byte on the line of new, or after it where the file is cut.
-		{good, "", "unexpected EOF"},
+		{good, "", "ends here, too early"},
 		{good, "[]", "not a weft timeline"},
 		{good, `{"traceEvents":[]}`, "no otherData before traceEvents"},
 		{`"traceEvents"`, `"events"`, "no traceEvents"},
@@ -309,7 +309,7 @@ func TestReadChromeErrors(t *testing.T) {
 		{`{"ph":"b","pid":0,"tid":3,"ts":10`, `{"ph":"n","pid":0,"tid":3,"ts":10`, "ends and never began"},
 		{`"ts":17,"id":"0x4"`, `"ts":9,"id":"0x4"`, "must not end before it starts"},
 		{"\n]}\n", "\n]}\n{}", "more data"},
-		{"\n]}\n", "\n]", "EOF"},
+		{"\n]}\n", "\n]", "ends here, too early"},
 		{`"ts":8,"dur":2`, `"ts":08,"dur":2`, "invalid character"},
 		{`"name":"b3"`, "\"name\":\"b3\x01\"", "invalid"},
 	} {
@@ -326,8 +326,8 @@ func TestReadChromeErrors(t *testing.T) {
 	}
 	// Cut anywhere it fails, and says where.
 	for n := range len(good) - 1 {
-		if _, err := ReadChrome(strings.NewReader(good[:n])); err == nil || !strings.Contains(err.Error(), "EOF") {
-			t.Errorf("cut at byte %d: got error %v, want EOF", n, err)
+		if _, err := ReadChrome(strings.NewReader(good[:n])); err == nil || !strings.Contains(err.Error(), "the file is truncated") {
+			t.Errorf("cut at byte %d: got error %v, want that it is truncated", n, err)
 		}
 	}
 	broken := errors.New("disk on fire")
