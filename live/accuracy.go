@@ -160,9 +160,11 @@ func RunAccuracy(ctx context.Context, c Accuracy) ([]Learned, error) {
 	if err := s.scripts(); err != nil {
 		return nil, err
 	}
-	if err := s.settled(ctx, "accuracy", fmt.Sprintf("--hosts %d", c.Hosts)); err != nil {
+	leave, err := s.enter(ctx, "accuracy", fmt.Sprintf("--hosts %d", c.Hosts))
+	if err != nil {
 		return nil, err
 	}
+	defer leave()
 	for i := range out {
 		if err := s.learn(ctx, &out[i], c.Data[out[i].Goal.Data], c.Steps); err != nil {
 			return nil, fmt.Errorf("%s: %w", out[i].Goal.Model, err)
@@ -180,7 +182,9 @@ func (s *study) learn(ctx context.Context, l *Learned, data string, steps int) e
 		return err
 	}
 	l.Alone = median.Of(alone.Times)
-	l.Rate = s.rate(alone.Bytes, l.Alone, l.Coverage)
+	if l.Rate, err = s.rate(alone.Bytes, l.Alone, l.Coverage); err != nil {
+		return err
+	}
 	at := fmt.Sprintf("learning-coverage%g", l.Coverage)
 	profile, err := s.profile(ctx, l.Rate, model+"-"+at, short...)
 	if err != nil {

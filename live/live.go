@@ -220,9 +220,11 @@ func Run(ctx context.Context, c Config) ([]Case, error) {
 	for _, by := range c.Rails {
 		settings += fmt.Sprintf(" --rails %g", by)
 	}
-	if err := s.settled(ctx, "live", settings); err != nil {
+	leave, err := s.enter(ctx, "live", settings)
+	if err != nil {
 		return nil, err
 	}
+	defer leave()
 	var out []Case
 	for _, model := range c.Models {
 		steps := []string{s.file("train.py"), model, "--steps", strconv.Itoa(c.Steps)}
@@ -232,7 +234,9 @@ func Run(ctx context.Context, c Config) ([]Case, error) {
 		}
 		for _, coverage := range c.Coverages {
 			x := Case{Model: model, Alone: stat.Mean(alone.Times, nil), Bytes: alone.Bytes, Coverage: coverage, Rails: s.Rails}
-			x.Rate = s.rate(x.Bytes, x.Alone, coverage)
+			if x.Rate, err = s.rate(x.Bytes, x.Alone, coverage); err != nil {
+				return nil, fmt.Errorf("%s: %w", model, err)
+			}
 			if err := s.measure(ctx, &x, c.Turns, steps); err != nil {
 				return nil, fmt.Errorf("%s at coverage %g: %w", model, coverage, err)
 			}
@@ -263,10 +267,15 @@ func (s *study) file(parts ...string) string { return filepath.Join(s.Dir, strin
 
 // rate of the hosts' lines, bits a second, at which gradients of so many bytes take coverage
 // times as long on the wire as the iteration does alone, seconds.
-func (s *study) rate(bytes int64, alone, coverage float64) float64 {
+func (s *study) rate(bytes int64, alone, coverage float64) (float64, error) {
 	n := float64(s.Hosts)
 	rate := math.Round(2 * (n - 1) / n * float64(bytes) * 8 / lab.Payload / (coverage * alone))
-	return min(max(rate, lab.MinRate), lab.MaxRate)
+	for _, by := range append([]float64{1}, s.Rails...) {
+		if x := rate * by; !(x >= lab.MinRate && x <= lab.MaxRate) {
+			return 0, fmt.Errorf("coverage %g needs lines of %.4g bit/s, and a lab has %g to %g", coverage, x, float64(lab.MinRate), float64(lab.MaxRate))
+		}
+	}
+	return rate, nil
 }
 
 // profiled is a model that was measured at a rate.
@@ -374,7 +383,7 @@ func predict(ctx context.Context, s Schedule, measured profiled) (result *sim.Re
 	}
 	j, err := job.Read(bytes.NewReader(jobText))
 	if err != nil {
-		return nil, least, err
+		return nil, least, fmt.Errorf("%s: %w", measured.job, err)
 	}
 	clusterText, err := os.ReadFile(measured.cluster)
 	if err != nil {
@@ -444,21 +453,34 @@ func readTrained(name string) (*trained, error) {
 	return t, nil
 }
 
-// settled lets trainings of one kind go on in the directory only with the settings with which
-// they began, as flags: the names of files do not tell them apart.
-func (s *study) settled(ctx context.Context, kind, settings string) error {
+// enter takes the directory for a study of one kind, until leave. Trainings in it go on only
+// with the settings with which they began, as flags: the names of files do not tell them apart.
+func (s *study) enter(ctx context.Context, kind, settings string) (leave func() error, err error) {
+	settings = "--python " + s.Python + " " + settings
 	name := s.file(kind, "settings")
 	b, err := os.ReadFile(name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return atomicfile.Write(ctx, name, func(w io.Writer) error {
+	began := strings.TrimSpace(string(b))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		err = atomicfile.Write(ctx, name, func(w io.Writer) error {
 			_, err := fmt.Fprintln(w, settings)
 			return err
 		})
-	}
-	if began := strings.TrimSpace(string(b)); err == nil && began != settings {
+	case err == nil && !strings.HasSuffix(settings, began): // which said nothing of Python once
 		err = fmt.Errorf("trainings in %s were made with %s, not %s: give another --out, or these", s.Dir, began, settings)
 	}
-	return err
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.Open(name)
+	if err == nil && syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+		f.Close()
+		err = fmt.Errorf("another study is writing to %s: give another --out, or wait for it", s.Dir)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return f.Close, nil
 }
 
 func (s *study) step() {

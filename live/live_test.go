@@ -213,9 +213,30 @@ func TestRun(t *testing.T) {
 	c.Step = nil
 	other := c
 	other.Steps = 5
-	if _, err = Run(t.Context(), other); err == nil || !strings.Contains(err.Error(), "were made with --hosts 2 --steps 9, not --hosts 2 --steps 5") {
+	if _, err = Run(t.Context(), other); err == nil || !strings.Contains(err.Error(), "were made with --python py --hosts 2 --steps 9, not --python py --hosts 2 --steps 5") {
 		t.Errorf("trainings of another number of steps: %v", err)
 	}
+	other = c
+	other.Python = "py3"
+	if _, err = Run(t.Context(), other); err == nil || !strings.Contains(err.Error(), "were made with --python py --hosts 2 --steps 9, not --python py3 ") {
+		t.Errorf("trainings of another Python: %v", err)
+	}
+	for _, coverage := range []float64{1e-9, 1000} {
+		other = c
+		other.Coverages = []float64{coverage}
+		if _, err = Run(t.Context(), other); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("gpt: coverage %g needs lines of ", coverage)) {
+			t.Errorf("a rate that no lab has: %v", err)
+		}
+	}
+	first := &study{Lab: c.Lab}
+	leave, err := first.enter(t.Context(), "live", "--hosts 2 --steps 9")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err = Run(t.Context(), c); err == nil || !strings.Contains(err.Error(), "another study is writing to "+c.Dir) {
+		t.Errorf("two at once: %v", err)
+	}
+	leave()
 	cut := filepath.Join(c.Dir, "gpt-coverage2-dear-turn1.json")
 	for _, text := range []string{"", `{"times": []}`} {
 		if err := os.WriteFile(cut, []byte(text), 0o600); err != nil {

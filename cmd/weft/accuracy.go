@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"io"
 	"os"
 	"path/filepath"
@@ -52,8 +53,13 @@ run again, so a study that was interrupted goes on where it was.`,
 			return cli.Usagef("--seeds and --steps: need at least 0")
 		case config.Hosts < 2 || config.Hosts > lab.MaxHosts:
 			return cli.Usagef("--hosts %d: need 2 to %d", config.Hosts, lab.MaxHosts)
+		case config.Dir == "":
+			return cli.Usagef("--out needs a directory")
 		case !(config.Coverage > 0 && config.Coverage <= 1000):
 			return cli.Usagef("--coverage %g: need a number above 0, at most 1000", config.Coverage)
+		}
+		if err := cmp.Or(once("--models", config.Models), once("--schedules", *schedules)); err != nil {
+			return err
 		}
 		config.Data[live.MNIST], config.Data[live.Text] = *mnist, *text
 		for _, model := range config.Models {

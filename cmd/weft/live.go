@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"os"
@@ -64,6 +65,11 @@ run again, so a study that was interrupted goes on where it was.`,
 			return cli.Usagef("--hosts %d: need 2 to %d", config.Hosts, lab.MaxHosts)
 		case len(config.Models) == 0 || len(config.Coverages) == 0:
 			return cli.Usagef("--models and --coverage: need at least one each")
+		case config.Dir == "":
+			return cli.Usagef("--out needs a directory")
+		}
+		if err := cmp.Or(once("--models", config.Models), once("--coverage", config.Coverages), once("--schedules", *schedules)); err != nil {
+			return err
 		}
 		for _, model := range config.Models {
 			if !slices.Contains(live.Models, model) {
@@ -110,6 +116,16 @@ run again, so a study that was interrupted goes on where it was.`,
 		return writeLive(cmd.Context(), c, config.Dir, cases, *asJSON)
 	}
 	return cmd
+}
+
+// once refuses what a list names twice.
+func once[T comparable](flag string, list []T) error {
+	for i, x := range list {
+		if slices.Contains(list[:i], x) {
+			return cli.Usagef("%s: %v is given twice", flag, x)
+		}
+	}
+	return nil
 }
 
 func writeLive(ctx context.Context, c *cli.Console, dir string, cases []live.Case, asJSON bool) error {
