@@ -81,6 +81,7 @@ type Agent struct {
 	absent error  // why there will never be
 	peers  []peer // by host; nothing is known of this one
 	asked  string // what the others were last asked about
+	long   bool   // it has taken so long that users are to know
 
 	asking map[uint64]asked // agreements that are under way
 
@@ -120,6 +121,10 @@ type peer struct {
 	wanted bool   // it is gone while something of it was waited for
 	news   uint64 // how many it has been told
 	waits  *waits // what it has last asked about
+
+	owes  int              // answers to what this host has asked it
+	since time.Duration    // when it was asked, or has last answered
+	late  *protocol.Failed // whom it waits for itself, as it has last answered; nil: nobody, or not yet
 }
 
 // call is a call that a worker has made.

@@ -142,7 +142,7 @@ func (a *Agent) others() (out []int) {
 type news struct {
 	Ended *protocol.Failed `json:"ended,omitzero"` // with an empty message: in order. The last
 	Waits *waits           `json:"waits,omitzero"`
-	Late  *protocol.Failed `json:"late,omitzero"` // answers Waits
+	Late  *protocol.Failed `json:"late,omitzero"` // answers Waits; with an empty message: nobody here
 }
 
 // waits is what a host waits for.
@@ -190,14 +190,26 @@ func (a *Agent) hear(host int, n news, err error) bool {
 	case n.Waits != nil && !a.ended:
 		a.peers[host].waits = n.Waits
 		a.cross()
-		if f := a.behind(n.Waits); f != nil && n.Waits.Long {
-			a.warn(f)
-			late := describe(f)
+		var late protocol.Failed
+		if f := a.behind(n.Waits); f != nil {
+			late = describe(f)
+			if n.Waits.Long {
+				a.warn(f)
+			}
+		}
+		if !a.ended {
 			a.tellHost(host, news{Late: &late})
 		}
 		return true
 	case n.Late != nil:
-		a.warn(heard(n.Late))
+		x := &a.peers[host]
+		x.owes, x.since = x.owes-1, a.now()
+		if x.late = nil; n.Late.Message != "" {
+			x.late = n.Late
+			if a.long {
+				a.warn(heard(n.Late))
+			}
+		}
 		return true
 	}
 	return false
@@ -259,7 +271,7 @@ func (a *Agent) behind(w *waits) *engine.Failure {
 	if w.Agreement != nil {
 		for i := range a.workers {
 			if x := &a.workers[i]; *w.Agreement >= a.agreements && !hellos.here(x) && !calls.here(x) {
-				return &engine.Failure{Rank: a.Ranks[i], Bucket: -1, Err: fmt.Errorf("rank %d is too slow: other hosts have waited %v for its hello or its next call", a.Ranks[i], a.Patience)}
+				return &engine.Failure{Rank: a.Ranks[i], Bucket: -1, Err: fmt.Errorf("rank %d is too slow: other hosts wait for its hello or its next call", a.Ranks[i])}
 			}
 		}
 		return nil
@@ -282,7 +294,8 @@ func (a *Agent) askHosts() {
 		op, x := a.oldest()
 		waited := a.now() - x.since
 		if a.Timeout > 0 && waited > a.Timeout {
-			a.failf(-1, "rank %d has waited %v for other hosts to say hello, or make a call, as it did", a.Ranks[0], waited.Round(time.Millisecond))
+			err := fmt.Errorf("rank %d has waited %v for other hosts to say hello, or make a call, as it did", a.Ranks[0], waited.Round(time.Millisecond))
+			a.fail(a.blame(&engine.Failure{Rank: -1, Bucket: -1, Elapsed: waited, Err: err}))
 			return
 		}
 		if waited <= soon && waited <= a.Patience {
@@ -296,20 +309,54 @@ func (a *Agent) askHosts() {
 			}
 		}
 	} else if a.session != nil {
-		link, instance, ok := a.session.engine.LateTransfer(a.now(), a.Patience)
+		than := a.Patience
+		if a.Timeout > 0 {
+			than = min(than, a.Timeout/2)
+		}
+		link, instance, ok := a.session.engine.LateTransfer(a.now(), than)
 		if !ok {
 			return
 		}
-		w = waits{Long: true, Session: a.session.epoch, Link: link, Instance: instance}
+		_, _, long := a.session.engine.LateTransfer(a.now(), a.Patience)
+		w = waits{Long: long, Session: a.session.epoch, Link: link, Instance: instance}
 	}
 	b, err := protocol.Encode(w)
 	if err != nil || string(b) == a.asked || w == (waits{}) {
 		return
 	}
-	a.asked = string(b)
+	a.asked, a.long = string(b), w.Long
 	for _, h := range a.others() {
+		x := &a.peers[h]
+		if x.owes == 0 {
+			x.since = a.now()
+		}
+		x.owes, x.late = x.owes+1, nil
 		a.tellHost(h, news{Waits: &w})
 	}
+}
+
+// blame names the host that keeps the others waiting, where something among hosts took too
+// long: the one that waits for a worker of its own, or else one that does not even answer.
+func (a *Agent) blame(f *engine.Failure) *engine.Failure {
+	if f.Rank >= 0 || f.Elapsed == 0 {
+		return f
+	}
+	for h := range a.peers {
+		if late := a.peers[h].late; late != nil {
+			out := heard(late)
+			out.Err = fmt.Errorf("%w: rank %d has waited %v", out.Err, a.Ranks[0], f.Elapsed.Round(time.Millisecond))
+			return out
+		}
+	}
+	for h := range a.peers {
+		if x := &a.peers[h]; x.owes > 0 && a.now()-x.since >= tick {
+			out := *f
+			out.Rank = a.first(h)
+			out.Err = fmt.Errorf("host %d (rank %d) does not answer: %w", h, out.Rank, f.Err)
+			return &out
+		}
+	}
+	return f
 }
 
 // asked is an agreement that is under way, or what follows from one.

@@ -588,7 +588,8 @@ func TestFlushRefused(t *testing.T) {
 		return y.flush(0)
 	}) {
 		const some, none = "rank 0 asks for a flush after 1 generations, rank 1 after 0", "rank 1 asks for a flush after 0 generations, rank 0 after 1"
-		if err == nil || !strings.Contains(err.Error(), some) && !strings.Contains(err.Error(), none) {
+		const late = "while rank 0 waits for its gradients" // where one of them came a second later
+		if err == nil || !strings.Contains(err.Error(), some) && !strings.Contains(err.Error(), none) && !strings.Contains(err.Error(), late) {
 			t.Errorf("rank %d: %v", rank, err)
 		}
 	}

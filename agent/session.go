@@ -227,7 +227,7 @@ func (a *Agent) step(v engine.Event) {
 		case engine.Flushed:
 			a.all(protocol.Message{Kind: protocol.KindReturned, Index: s.flushing})
 		case engine.Abort:
-			a.fail(x.Failure)
+			a.fail(a.blame(x.Failure))
 			return
 		}
 	}

@@ -80,8 +80,12 @@ var parts = map[string]func() error{
 }
 
 func config(p launch.Place) Config {
+	timeout, err := time.ParseDuration(cmp.Or(os.Getenv("WEFT_TEST_TIMEOUT"), "1m"))
+	if err != nil {
+		panic(err)
+	}
 	return Config{
-		Place: p, Weft: "test", Timeout: time.Minute, Getenv: os.Getenv, Keep: []string{"keep"},
+		Place: p, Weft: "test", Timeout: timeout, Getenv: os.Getenv, Keep: []string{"keep"},
 		Out: os.Stdout, Err: os.Stderr,
 	}
 }
@@ -129,7 +133,7 @@ type node struct {
 }
 
 // start starts a training on several hosts of two workers.
-func start(t *testing.T, hosts int, worker string) (out []*node) {
+func start(t *testing.T, hosts int, worker string, env ...string) (out []*node) {
 	t.Helper()
 	port, err := launch.FreePort()
 	if err != nil {
@@ -144,6 +148,7 @@ func start(t *testing.T, hosts int, worker string) (out []*node) {
 		n.Env = append(os.Environ(), as+"=host", "WEFT_TEST_WORKER="+worker, "TMPDIR="+n.tmp, "WEFT_SECRET_FILE="+secret,
 			fmt.Sprint("RANK=", 2*h), "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=2", fmt.Sprint("WORLD_SIZE=", 2*hosts),
 			"MASTER_ADDR=127.0.0.1", fmt.Sprint("MASTER_PORT=", port), fmt.Sprint("WEFT_PORT=", port), "WEFT_SOCKET=")
+		n.Env = append(n.Env, env...)
 		n.Stderr = &n.said
 		stdout, err := n.StdoutPipe()
 		if err != nil {
@@ -225,21 +230,21 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// kill kills a whole host's weft run or its second worker after so many steps.
-func kill(t *testing.T, host int, whole bool, steps int) {
-	training := steps > 0
-	nodes := start(t, 3, "endless")
-	victim, rank := nodes[host].Process.Pid, 2*host
+// victim is the process of a whole host's weft run or its second worker, after so many steps,
+// and its rank, or the host's first.
+func victim(t *testing.T, n *node, host int, whole bool, steps int) (process, rank int) {
+	t.Helper()
+	process, rank = n.Process.Pid, 2*host
 	pid := regexp.MustCompile(`^\[(\d)\] pid (\d+)$`)
 	met := !whole || steps > 0
 	for found := whole; !found || !met || steps > 0; {
-		line, ok := <-nodes[host].lines
+		line, ok := <-n.lines
 		if !ok {
-			t.Fatalf("it ended too soon:\n%s", nodes[host].said.String())
+			t.Fatalf("it ended too soon:\n%s", n.said.String())
 		}
 		if m := pid.FindStringSubmatch(line); m != nil && !whole && m[1] == strconv.Itoa(2*host+1) {
 			found = true
-			victim, _ = strconv.Atoi(m[2])
+			process, _ = strconv.Atoi(m[2])
 			rank = 2*host + 1
 		}
 		met = met || strings.HasSuffix(line, "] met")
@@ -247,6 +252,45 @@ func kill(t *testing.T, host int, whole bool, steps int) {
 			steps--
 		}
 	}
+	return process, rank
+}
+
+// Whoever is stopped, so that connections stand and nothing comes, is named by the other hosts
+// once they have waited for as long as they may.
+func TestStop(t *testing.T) {
+	const of = `tensor (weight|bias) \(bucket [01]\) of iteration \d+`
+	for _, x := range []struct {
+		name  string
+		whole bool
+		want  string
+	}{
+		{"agent", true, `weft: host 1 \(rank 2\) does not answer: all-reduce on link net takes too long, while reducing ` + of + ` for `},
+		{"worker", false, `weft: rank 3 is too slow, while waiting for its gradient of ` + of},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			t.Parallel()
+			nodes := start(t, 3, "endless", "WEFT_TEST_TIMEOUT=8s")
+			process, _ := victim(t, nodes[1], 1, x.whole, 20)
+			if err := syscall.Kill(process, syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			for h, n := range nodes {
+				if x.whole && h == 1 {
+					continue
+				}
+				if code := n.code(); code == 0 || !regexp.MustCompile(x.want).MatchString(n.said.String()) {
+					t.Errorf("host %d ended with %d, want %s:\n%s", h, code, x.want, n.said.String())
+				}
+			}
+		})
+	}
+}
+
+// kill kills a whole host's weft run or its second worker after so many steps.
+func kill(t *testing.T, host int, whole bool, steps int) {
+	training := steps > 0
+	nodes := start(t, 3, "endless")
+	victim, rank := victim(t, nodes[host], host, whole, steps)
 	start := time.Now()
 	if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
