@@ -17,6 +17,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"weft/agent/protocol"
@@ -165,6 +166,9 @@ func Listen(c Config) (*Agent, error) {
 	var err error
 	if a.listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: c.Socket, Net: "unix"}); err == nil {
 		err = os.Chmod(c.Socket, 0o600)
+	}
+	if errors.Is(err, syscall.EINVAL) { // all that is said of a path that the system has no room for
+		err = fmt.Errorf("%s: longer than the path of a socket may be: set TMPDIR to a shorter directory", c.Socket)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("the agent's socket: %w", err)

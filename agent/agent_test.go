@@ -678,3 +678,12 @@ func TestNoDescriptors(t *testing.T) {
 		t.Errorf("nobody answered: %d, %v", n, err) // of a hello that is none
 	}
 }
+
+// A path that a socket cannot have is told as what it is.
+func TestLongSocket(t *testing.T) {
+	socket := filepath.Join(shortDir(t), strings.Repeat("x", 120))
+	_, err := agent.Listen(agent.Config{World: 1, Ranks: []int{0}, Socket: socket})
+	if err == nil || !strings.HasPrefix(err.Error(), "the agent's socket: "+socket+": longer than the path of a socket may be: set TMPDIR") {
+		t.Error(err)
+	}
+}

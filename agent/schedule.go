@@ -390,7 +390,7 @@ func wholeTensors(p *plan.Plan, j *job.Job) bool {
 }
 
 // agreePlan does then once all hosts have said that they were given the same plan, or
-// none.
+// none, and review it at the same iteration.
 func (a *Agent) agreePlan(then func()) {
 	mine := "none"
 	if a.Schedule != nil {
@@ -399,12 +399,15 @@ func (a *Agent) agreePlan(then func()) {
 			mine += fmt.Sprintf(", link %s of %g bit/s and %g us", l.Name, l.Bandwidth, l.Latency)
 		}
 	}
+	if a.reviewing.after > 0 {
+		mine += fmt.Sprintf(" until a review after %d iterations", a.reviewing.after)
+	}
 	a.agree(mine, func(host int, other []byte) error {
 		var theirs string
 		if err := protocol.Decode(other, &theirs); err != nil {
 			return err
 		}
-		return fmt.Errorf("rank %d has plan %s, rank %d plan %s: give every host the same plan", a.Ranks[0], mine, a.first(host), theirs)
+		return fmt.Errorf("rank %d has plan %s, rank %d plan %s: give every host the same plan, or the same flags", a.Ranks[0], mine, a.first(host), theirs)
 	}, then)
 }
 

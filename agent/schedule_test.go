@@ -726,18 +726,27 @@ func TestRailNames(t *testing.T) {
 	mustFail(t, trainOver(t, hosts, j, p, 1, nil), "the plan has a program for link ib0, and the rails between hosts are net, rail1")
 }
 
-// A host that was given a plan and one that was not end with one message.
+// A host that was given a plan, or is to make one, and one that is not end with one message.
 func TestPlanOfOneHost(t *testing.T) {
 	j := trained()
 	l := collective.Layout{1, 1}
-	net := transport.NewMemory(len(l), transport.MemoryOptions{})
-	var hosts []*host
-	for h, s := range []*agent.Schedule{{Plan: built(t, j, "p3", plan.DefaultLimits), Limits: plan.DefaultLimits}, nil} {
-		hosts = append(hosts, newHost(t, agent.Config{World: 2, Ranks: []int{h}, Meet: met(h, l, net), Schedule: s}))
-	}
-	for _, err := range everywhere(hosts, func(w *worker.Worker) error { return w.Hello(does(j)) }) {
-		if err == nil || !strings.Contains(err.Error(), "plan none") || !strings.Contains(err.Error(), "give every host the same plan") {
-			t.Errorf("got %v", err)
+	for want, c := range map[string]agent.Config{
+		"plan sha256:": {Schedule: &agent.Schedule{Plan: built(t, j, "p3", plan.DefaultLimits), Limits: plan.DefaultLimits}},
+		"plan none until a review after 26 iterations": {Review: &agent.Review{After: 26, Profile: 20}},
+	} {
+		net := transport.NewMemory(len(l), transport.MemoryOptions{})
+		var hosts []*host
+		for h := range l {
+			c.World, c.Ranks, c.Meet = 2, []int{h}, met(h, l, net)
+			hosts = append(hosts, newHost(t, c))
+			c = agent.Config{}
+		}
+		for _, err := range everywhere(hosts, func(w *worker.Worker) error { return w.Hello(does(j)) }) {
+			for _, part := range []string{want, "plan none", "give every host the same plan"} {
+				if err == nil || !strings.Contains(err.Error(), part) {
+					t.Errorf("got %v, want %s", err, part)
+				}
+			}
 		}
 	}
 }
