@@ -67,6 +67,11 @@ hosts that are all in this process, over loopback.`,
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx := cmd.Context()
+		if *n > 0 || cmp.Or(os.Getenv("RANK"), "0") == "0" { // which writes it
+			if err := c.Probe(*out); err != nil {
+				return err
+			}
+		}
 		measure := among
 		if *n > 0 {
 			measure = loopback(*n)

@@ -69,6 +69,9 @@ right. The plan is --plan FILE, or that of --policy NAME.`,
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx := cmd.Context()
+		if err := c.Probe(*out); err != nil {
+			return err
+		}
 		j, on, err := inputs.Load(ctx, c, args[0])
 		if err != nil {
 			return err

@@ -315,4 +315,14 @@ func TestSaidFirst(t *testing.T) {
 			t.Errorf("%q: it has begun: %q", x.args, left)
 		}
 	}
+	// It is said before what these would meet next: there are no hosts, and no job.
+	none := file("none", "out")
+	t.Setenv("WORLD_SIZE", "")
+	for _, args := range []string{"links test -o " + none, "replay nothing.json --link 1Gbit -n 2 --policy ddp --timeline " + none} {
+		var out bytes.Buffer
+		code := run(t.Context(), &cli.Console{Out: &out, Err: &out}, strings.Fields(args))
+		if code != cli.BadInput || !strings.Contains(out.String(), "write "+none) {
+			t.Errorf("%q: %d, %s", args, code, out.String())
+		}
+	}
 }
