@@ -2,10 +2,15 @@ package live
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"math"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	"gonum.org/v1/gonum/stat"
 
@@ -34,6 +39,32 @@ var Goals = []Goal{
 	{Model: "cnn", Data: MNIST, Score: "accuracy, %", Higher: true, Seeds: 5, tolerance: 0.2},
 	{Model: "gpt", Data: Text, Score: "loss, nats", Seeds: 3, tolerance: 0.01, relative: true},
 	{Model: "resnet18", Data: MNIST, Score: "accuracy, %", Higher: true, Seeds: 5, tolerance: 0.2},
+}
+
+// given reports what is missing in a directory of data.
+func given(kind, dir string) error {
+	if kind == MNIST {
+		for _, name := range []string{"train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"} {
+			if _, err := os.Stat(filepath.Join(dir, name+"-ubyte.gz")); err != nil {
+				return fmt.Errorf("--%s: %w", kind, err)
+			}
+		}
+		return nil
+	}
+	found := errors.New("found")
+	err := fs.WalkDir(os.DirFS(dir), ".", func(name string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() && strings.HasSuffix(name, ".go") {
+			return found
+		}
+		return err
+	})
+	switch err {
+	case found:
+		return nil
+	case nil:
+		return fmt.Errorf("--%s: there is no Go source in %s", kind, dir)
+	}
+	return fmt.Errorf("--%s: %s: %w", kind, dir, err)
 }
 
 // Tolerance is by how much a score may be worse than one that it is compared with.
@@ -149,6 +180,9 @@ func RunAccuracy(ctx context.Context, c Accuracy) ([]Learned, error) {
 	for _, g := range Goals {
 		for _, model := range c.Models {
 			if model == g.Model {
+				if err := given(g.Data, c.Data[g.Data]); err != nil {
+					return nil, err
+				}
 				if c.Seeds > 0 {
 					g.Seeds = c.Seeds
 				}

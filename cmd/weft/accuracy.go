@@ -53,6 +53,8 @@ run again, so a study that was interrupted goes on where it was.`,
 			return cli.Usagef("--seeds and --steps: need at least 0")
 		case config.Hosts < 2 || config.Hosts > lab.MaxHosts:
 			return cli.Usagef("--hosts %d: need 2 to %d", config.Hosts, lab.MaxHosts)
+		case len(config.Models) == 0:
+			return cli.Usagef("--models: need at least one")
 		case config.Dir == "":
 			return cli.Usagef("--out needs a directory")
 		case !(config.Coverage > 0 && config.Coverage <= 1000):
