@@ -16,10 +16,13 @@ import (
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/text"
+	"github.com/klauspost/compress/gzip"
 	"github.com/spf13/pflag"
 	"go.uber.org/goleak"
 
+	"weft/job"
 	"weft/plan"
+	"weft/trace/kineto"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -260,5 +263,31 @@ func TestProbeTells(t *testing.T) {
 		if got := fmt.Sprint(cmp.Or(err, errors.New(""))); got != x.want {
 			t.Errorf("%q: %s", x.outputs, got)
 		}
+	}
+}
+
+// Job, plan and timeline may be compressed, as traces are.
+func TestCompressed(t *testing.T) {
+	var text bytes.Buffer
+	if err := job.Write(&text, job.Chain("zipped", []float64{1}, []float64{1}, []int64{4})); err != nil {
+		t.Fatal(err)
+	}
+	var file bytes.Buffer
+	z := gzip.NewWriter(&file)
+	z.Write(text.Bytes())
+	z.Close()
+	read := func(b []byte) (*job.Job, error) {
+		c := &Console{In: bytes.NewReader(b), Err: io.Discard}
+		return c.job(t.Context(), Stdin, kineto.JobOptions{})
+	}
+	if j, err := read(file.Bytes()); err != nil || j.Name != "zipped" {
+		t.Errorf("%v, %v", j, err)
+	}
+	if _, err := read(file.Bytes()[:file.Len()-12]); err == nil || !strings.Contains(err.Error(), "job: the file ends in the middle") {
+		t.Errorf("cut off: %v", err)
+	}
+	c := &Console{In: &file, Err: io.Discard}
+	if _, err := c.Plan(t.Context(), Stdin); err == nil || !strings.Contains(err.Error(), "this is a job, not a plan") {
+		t.Errorf("%v", err)
 	}
 }

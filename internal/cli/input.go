@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
+	"github.com/klauspost/compress/gzip"
 
 	"weft/cluster"
 	"weft/job"
@@ -172,9 +173,19 @@ func (c *Console) open(ctx context.Context, name string, f func(r io.Reader, is 
 		if !slices.Contains(accepts, is) {
 			return fmt.Errorf("%s: this is %s, not %s; %s", name, is, strings.Join(accepts, " or "), wanted[is])
 		}
-		return f(head, is)
+		if is == aTrace || !bytes.HasPrefix(start, []byte(zipped)) { // of traces, damage is told by its place in the file
+			return f(head, is)
+		}
+		z, err := gzip.NewReader(head)
+		if err != nil {
+			return named(name, err)
+		}
+		return f(z, is)
 	})
 }
+
+// zipped is how gzip files begin.
+const zipped = "\x1f\x8b"
 
 // tells are members of one form of file that the others do not have. The first
 // one in a file's object tells its form.
@@ -184,11 +195,18 @@ var tells = map[string]form{
 	"policy": aPlan, "tensors_fingerprint": aPlan, "period": aPlan, "generations": aPlan, "programs": aPlan,
 }
 
-// formOf is the form of the file that starts so; "" if that does not tell. Only
-// traces are compressed.
+// formOf is the form of the file that starts so, plain or gzip; "" if that does not
+// tell. What is compressed is a trace, unless it tells otherwise.
 func formOf(start []byte) form {
-	if bytes.HasPrefix(start, []byte("\x1f\x8b")) {
-		return aTrace
+	if bytes.HasPrefix(start, []byte(zipped)) {
+		var text []byte
+		if z, err := gzip.NewReader(bytes.NewReader(start)); err == nil {
+			text, _ = io.ReadAll(io.LimitReader(z, 64<<10)) // it is cut off somewhere
+		}
+		if bytes.HasPrefix(text, []byte(zipped)) {
+			return aTrace
+		}
+		return cmp.Or(formOf(text), aTrace)
 	}
 	dec := jsontext.NewDecoder(bytes.NewReader(start))
 	if tok, err := dec.ReadToken(); err != nil || tok.Kind() != '{' {

@@ -361,6 +361,8 @@ func (r *Reader) broken(err error) error {
 	switch {
 	case !ok && err == io.EOF:
 		return fault.New(r.at(1), "", "empty file")
+	case !ok && errors.Is(err, io.ErrUnexpectedEOF): // where the file is unpacked
+		return fmt.Errorf("%s: the file ends in the middle", r.what)
 	case !ok:
 		return fmt.Errorf("%s: %w", r.what, err)
 	}
