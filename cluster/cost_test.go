@@ -605,3 +605,75 @@ func BenchmarkCost(b *testing.B) {
 		}
 	}
 }
+
+// 2 ms a MB of an all-reduce, half of that of what is half of one: 2 ms of 8 on the wire
+// are a quarter, and what takes more than there is takes nine tenths.
+func TestLoad(t *testing.T) {
+	c := Uniform(2, 1, Link{Bandwidth: 1e9})
+	if got := c.Load(0, AllReduce, 1e6, 8000); got != 0 {
+		t.Errorf("%v of nothing", got)
+	}
+	c.Work = 2000
+	for _, x := range []struct {
+		kind       Kind
+		bytes      int64
+		wire, want float64
+	}{
+		{AllReduce, 1e6, 8000, 0.25}, {Broadcast, 1e6, 8000, 0.25}, {ReduceScatter, 2e6, 8000, 0.25}, {AllGather, 1e6, 4000, 0.25},
+		{Push, 2e6, 8000, 0.25}, {Pull, 1e6, 4000, 0.25}, {AllReduce, 1e6, 1000, MaxLoad}, {AllReduce, 1e6, 0, 0},
+	} {
+		if got := c.Load(0, x.kind, x.bytes, x.wire); got != x.want {
+			t.Errorf("%v of %d bytes in %v us: %v, want %v", x.kind, x.bytes, x.wire, got, x.want)
+		}
+	}
+}
+
+// What a transfer takes however small it is takes as much from computation: beside 2 ms of work
+// another 0.3 ms, of 9.2 ms on the wire are a quarter. Of half a transfer it is not half.
+func TestLoadOfOverhead(t *testing.T) {
+	c := Uniform(2, 1, Link{Bandwidth: 1e9})
+	c.Links = append(c.Links, Link{Bandwidth: 1e9, Overhead: 300})
+	if got := c.Load(1, AllReduce, 1e6, 9200); got != 0 {
+		t.Errorf("%v where cores are to spare", got)
+	}
+	c.Work = 2000
+	for kind, bytes := range map[Kind]int64{AllReduce: 1e6, ReduceScatter: 2e6, Push: 2e6} {
+		if got := c.Load(1, kind, bytes, 9200); got != 0.25 {
+			t.Errorf("%v: %v, want 0.25", kind, got)
+		}
+		if got := c.Load(0, kind, bytes, 8000); got != 0.25 {
+			t.Errorf("%v without: %v, want 0.25", kind, got)
+		}
+	}
+}
+
+// Two workers, 1000 bytes a microsecond, 25 us a step: an all-reduce of 1 MB takes two steps
+// and 1000 us of wire, and 150 us more of it; so does one of no more than a byte.
+func TestOverhead(t *testing.T) {
+	c := Uniform(2, 1, Link{Name: "net", Latency: 25, Bandwidth: 8e9, Overhead: 150})
+	c.Servers = &Servers{Count: 2}
+	for _, x := range []struct {
+		kind  Kind
+		bytes int64
+		want  Cost
+	}{
+		{AllReduce, 1e6, Cost{50, 1150}},
+		{AllReduce, 1, Cost{50, 150.001}},
+		{ReduceScatter, 1e6, Cost{25, 650}},
+		{Push, 1e6, Cost{25, 1150}}, // half to each of two servers, from both workers
+		{AllReduce, 0, Cost{}},
+	} {
+		if got, err := c.Cost(0, x.kind, x.bytes); err != nil || got != x.want {
+			t.Errorf("%v of %d bytes: %v, %v; want %v", x.kind, x.bytes, got, err, x.want)
+		}
+	}
+	// Who thinks in one start-up and one slope sees it in the start-up.
+	if alpha, beta, err := c.AlphaBeta(0, AllReduce); err != nil || alpha != 200 || beta != 0.001 {
+		t.Errorf("%v + %v a byte, %v; want 200 + 0.001", alpha, beta, err)
+	}
+	// Measured times have it within.
+	c.Links[0].Curve = []Point{{AllReduce, 1000, 300}, {AllReduce, 2000, 400}}
+	if got, err := c.Cost(0, AllReduce, 2000); err != nil || got != (Cost{200, 200}) {
+		t.Errorf("of a curve: %v, %v; want 200 + 200", got, err)
+	}
+}

@@ -109,6 +109,7 @@ class Profile(unittest.TestCase):
         self.assertGreater(report["compute"], 0)
         self.assertAlmostEqual(sum(report["phases"].values()) / report["compute"], 1, delta=0.5)
         self.assertGreater(report["iteration"], report["waited"])
+        self.assertGreater(report["call"], 0)
 
     def test_tied_weight(self) -> None:
         class Tied(nn.Module):

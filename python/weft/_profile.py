@@ -194,6 +194,15 @@ class Profile(Watch):
         if iteration >= self._first and self.descent is not None:
             self.descent.stop()
 
+    def _barriers(self) -> float:
+        """How long a barrier takes, microseconds: what any transfer takes of workers and agents, however small. All ranks call it."""
+        times = []
+        for _ in range(CALLS):
+            since = time.perf_counter()
+            self._client.call(kind="barrier")
+            times.append(time.perf_counter() - since)
+        return _us(times)
+
     def remove(self) -> None:
         self._reads.stop()
         if self.descent is not None:
@@ -227,6 +236,7 @@ class Profile(Watch):
         """What was measured, as docs/formats/client.md has it. Takes the hooks off."""
         self.remove()
         report = super().report()
+        call = self._barriers()  # whatever this rank has measured
         if self.descent is not None and self.descent.report():
             report["descent"] = self.descent.report()
         if not self._measured:
@@ -244,7 +254,7 @@ class Profile(Watch):
             phases={phase: _us(ops.total(t, phase) for t in times) for phase in PHASES},
             ops=[dict(op, time=_us(t[n] for t in times)) for n, op in enumerate(ops.ops)],
         )
-        report["global"] = self._reads.seen
+        report["global"], report["call"] = self._reads.seen, call
         if loud:
             report["iteration"] = _us(i.times[-1] - i.times[0] for i in loud)
             report["waited"] = _us(i.waited + i.broadcast for i in loud)
@@ -257,6 +267,7 @@ class Profile(Watch):
 
 
 PHASES = ("forward", "backward", "update")
+CALLS = 21  # that are timed
 
 
 @dataclass(frozen=True)
