@@ -52,7 +52,7 @@ const (
 	maxPoints = 64
 	// enough is the share of the backward pass that transfers must overlap with, or how
 	// much they slow it cannot be told.
-	enough = 0.1
+	enough = 0.02
 )
 
 // Cluster is what the training ran on: nodes of as many workers, joined by one link
@@ -263,7 +263,8 @@ func overhead(c *cluster.Cluster, hosts []Host) {
 
 // work compares backward passes with transfers beside them and without: what one takes
 // longer is what the bytes that were moved beside it take from it, whatever the time that
-// they took. A transfer that ends behind the pass counts by the part of its time within.
+// they took, on the worker where that is most, for the others wait for it. A transfer
+// that ends behind the pass counts by the part of its time within.
 // Contention is what transfers beside the pass take longer than the link does by itself,
 // on the host where that is least, for the others wait for it.
 func (m *Measured) work(c *cluster.Cluster, hosts []Host) {
@@ -306,7 +307,7 @@ func (m *Measured) work(c *cluster.Cluster, hosts []Host) {
 		return
 	}
 	c.Contention = math.Round(contention*1e3) / 1e3
-	c.Work = math.Round(median.Of(found)*1e3) / 1e3
+	c.Work = math.Round(slices.Max(found)*1e3) / 1e3 // whom it slows most the others wait for
 	if much {
 		m.Notes = append(m.Notes, fmt.Sprintf("backward passes beside transfers took longer by more than %.0f %% of the time of these, which is taken: other programs may have disturbed them", 100*cluster.MaxLoad))
 	}

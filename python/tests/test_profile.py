@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from weft._descent import Descent
+from weft._profile import _longer
 from weft._session import Session
 
 from . import launch
@@ -82,6 +83,27 @@ def rows(report: Any, names: List[str]) -> List[Tuple[str, List[str], List[str]]
 def having(report: Any, names: List[str], what: str, tensor: str) -> List[str]:
     """The ops that read or give a tensor."""
     return [o["name"] for o in report["ops"] if names.index(tensor) in o.get(what, [])]
+
+
+class Longer(unittest.TestCase):
+    """What passes beside transfers take longer: by iteration, how long one takes and what it waits of that for a processor."""
+
+    def test_drift(self) -> None:
+        """A machine that slows down from iteration to iteration; a loud one waits 2 more, and has another 1 to do."""
+        passes = {i: (100.0 + 10 * i + 3 * (i % 2), 2.0 * (i % 2)) for i in range(9)}
+        self.assertAlmostEqual(_longer(passes, [1, 3, 5, 7]), 3.0)
+
+    def test_noise(self) -> None:
+        """What is there in half of the pairs only is noise, but not what was waited for: 4, 5, 6 and 40, by the median 5.5."""
+        passes = {i: (100.0, 1.0) for i in range(9)}
+        passes.update({1: (134.0, 5.0), 3: (76.0, 6.0), 5: (140.0, 7.0), 7: (100.0, 41.0)})
+        self.assertAlmostEqual(_longer(passes, [1, 3, 5, 7]), 5.5)
+
+    def test_few(self) -> None:
+        """At the end only one quiet one is around; without any there is nothing to compare; nothing is ever less than nothing."""
+        self.assertAlmostEqual(_longer({0: (10.0, 0.0), 1: (12.0, 1.0)}, [1]), 2.0)
+        self.assertEqual(_longer({1: (12.0, 1.0)}, [1]), 0.0)
+        self.assertEqual(_longer({0: (10.0, 2.0), 1: (8.0, 1.0)}, [1]), 0.0)
 
 
 class Profile(unittest.TestCase):
