@@ -81,10 +81,8 @@ func (g *graph) bound(c *cluster.Cluster, p pace, n traffic, busy []float64) Bou
 	if wire > b.Time {
 		b.Time, b.Why = wire, "the links transfer all the time"+p.rateLimit()
 	}
-	// While the links transfer computation goes at the rate 1/(1+Overlap), less what Work takes.
-	slowed := wire*c.Overlap/(1+c.Overlap) + p.rate*float64(s.Bytes())*min(c.Work/1e6, cluster.MaxLoad*n.wire)/(1+c.Overlap)
-	for l := range busy {
-		if t := factor*busy[l] + slowed; s.Computes(job.LaneID(l)) && t > b.Time {
+	for l := range busy { // at rate 1/(1+Overlap) while the links transfer
+		if t := factor*busy[l] + wire*c.Overlap/(1+c.Overlap); s.Computes(job.LaneID(l)) && t > b.Time {
 			b.Time = t
 			b.Why = fmt.Sprintf("lane %s computes all the time, slower while the links transfer%s", s.Lanes[l].Name, p.rateLimit())
 		}

@@ -49,14 +49,6 @@ type Cluster struct {
 	// Overlap slows computation while a transfer is active: rate 1/(1+Overlap),
 	// on device lanes, and on every lane of a CPU job.
 	Overlap float64
-	// Work is what moving 1 MB (10^6 bytes) of gradients in an all-reduce takes from
-	// the computation of each worker beside it, microseconds: processor time that
-	// agents, the kernel and interrupts need where no core is to spare. It is spread
-	// over the time of the transfer on the wire; see [Cluster.Load].
-	Work float64
-	// Contention slows transfers while a worker computes: their wires go at the rate
-	// 1/(1+Contention), for who moves the bytes waits for processors, too.
-	Contention float64
 	// Scale multiplies the op times of every worker (1: as recorded).
 	Scale float64
 	// Jitter j multiplies each op time by 1 + j·u, u uniform in [-1, 1), a hash
@@ -80,12 +72,8 @@ type Link struct {
 	Latency   float64 // of one step between two workers, microseconds
 	Bandwidth float64 // of one port, each way, bits per second
 	Algorithm Algorithm
-	// Overhead is what each transfer takes of the wire beyond its bytes, microseconds: who
-	// moves them handles one after another. Where no core is to spare, [Cluster.Work], it is
-	// taken from computation, too.
-	Overhead float64
-	// Curve, when not empty, is the measured cost by size, Overhead within it, and replaces
-	// Latency, Bandwidth and Algorithm for the kinds it lists: the points of one kind
+	// Curve, when not empty, is the measured cost by size and replaces Latency,
+	// Bandwidth and Algorithm for the kinds it lists: the points of one kind
 	// together, by ascending size.
 	Curve []Point
 	// Medium names what the link shares with other links of the same medium:
@@ -117,24 +105,6 @@ type Servers struct {
 // microseconds, and completes Alpha microseconds after its wire time ends
 // (wire model, docs/cluster.md). A lone transfer takes Alpha + Wire.
 type Cost struct{ Alpha, Wire float64 }
-
-// MaxLoad is the most of computation's speed that transfers take by Work.
-const MaxLoad = 0.9
-
-// Load is the share of its speed that computation loses to Work while a transfer of
-// kind k and the given bytes is on the wire of c.Links[link] for so many microseconds. What
-// else is on other wires then adds to it, up to [MaxLoad] in all.
-func (c *Cluster) Load(link int, k Kind, bytes int64, wire float64) float64 {
-	if c.Work == 0 || wire <= 0 {
-		return 0
-	}
-	work := c.Work * float64(bytes) / 1e6
-	switch k {
-	case ReduceScatter, AllGather, Push, Pull: // two of them are an all-reduce
-		work /= 2
-	}
-	return min((work+c.Links[link].Overhead)/wire, MaxLoad)
-}
 
 // Total is the time of a lone transfer.
 func (c Cost) Total() float64 { return c.Alpha + c.Wire }

@@ -32,17 +32,10 @@ func (c *Cluster) Cost(link int, k Kind, bytes int64) (Cost, error) {
 	if l.Bandwidth == 0 {
 		return Cost{}, &UnpricedError{l.Name, k}
 	}
-	x := c.formula(l, k, float64(bytes))
-	x.Wire += l.Overhead
-	return x, nil
-}
-
-// formula prices what a link does by its latency and bandwidth.
-func (c *Cluster) formula(l *Link, k Kind, bytes float64) Cost {
 	if k == Push || k == Pull {
-		return c.served(l, k, bytes)
+		return c.served(l, k, float64(bytes)), nil
 	}
-	return c.collective(l, k, bytes)
+	return c.collective(l, k, float64(bytes)), nil
 }
 
 // UnpricedError is that a link was measured, but not for this kind of transfer.

@@ -57,8 +57,7 @@ func (c *Cluster) AlphaBeta(link int, k Kind) (alpha, beta float64, err error) {
 	if points := curve(c.Links[link].Curve, k); len(points) > 0 {
 		return fitLine(points)
 	}
-	l := &c.Links[link]
-	return cost.Alpha + l.Overhead, c.formula(l, k, 1).Wire, nil
+	return cost.Alpha, cost.Wire, nil
 }
 
 // fitLine is the line alpha + beta·bytes with the least squared error over the

@@ -16,14 +16,12 @@ import (
 // genCluster draws valid clusters.
 func genCluster(t *rapid.T) *Cluster {
 	c := &Cluster{
-		Nodes:      rapid.IntRange(1, 40).Draw(t, "nodes"),
-		PerNode:    rapid.IntRange(1, 8).Draw(t, "per-node"),
-		Overlap:    rapid.Float64Range(0, 2).Draw(t, "overlap"),
-		Contention: rapid.Float64Range(0, 9).Draw(t, "contention"),
-		Work:       rapid.Float64Range(0, 1e5).Draw(t, "work"),
-		Scale:      rapid.Float64Range(0.01, 100).Draw(t, "scale"),
-		Jitter:     rapid.Float64Range(0, 1).Draw(t, "jitter"),
-		Seed:       rapid.Uint64().Draw(t, "seed"),
+		Nodes:   rapid.IntRange(1, 40).Draw(t, "nodes"),
+		PerNode: rapid.IntRange(1, 8).Draw(t, "per-node"),
+		Overlap: rapid.Float64Range(0, 2).Draw(t, "overlap"),
+		Scale:   rapid.Float64Range(0.01, 100).Draw(t, "scale"),
+		Jitter:  rapid.Float64Range(0, 1).Draw(t, "jitter"),
+		Seed:    rapid.Uint64().Draw(t, "seed"),
 	}
 	c.Inside = &Link{
 		Name:      rapid.SampledFrom([]string{"", "nvlink"}).Draw(t, "inside"),
@@ -35,7 +33,6 @@ func genCluster(t *rapid.T) *Cluster {
 			Name:      string(rune('a'+i)) + rapid.StringMatching(`[ -~äß]{0,8}`).Draw(t, "name"),
 			Bandwidth: rapid.Float64Range(1, 1e13).Draw(t, "bandwidth"),
 			Latency:   rapid.Float64Range(0, 1e6).Draw(t, "latency"),
-			Overhead:  rapid.Float64Range(0, 1e6).Draw(t, "overhead"),
 			Algorithm: rapid.SampledFrom([]Algorithm{Ring, HalvingDoubling, Tree, Hierarchical}).Draw(t, "algorithm"),
 			Medium:    rapid.SampledFrom([]string{"", "nic"}).Draw(t, "medium"),
 			InFlight:  rapid.IntRange(0, 2).Draw(t, "in flight"),
@@ -117,8 +114,6 @@ func TestReadErrors(t *testing.T) {
 		{ok + "    latency: 25\n", `c.yaml:6:14: links[0].latency: time "25": no unit; known: [s ms us ns µs]`},
 		{ok + "    latency: -25us\n", `c.yaml:6:14: links[0].latency: time "-25us": negative`},
 		{ok + "    latency: .nan\n", `c.yaml:6:14: links[0].latency: time ".nan": unknown unit "nan"; known: [s ms us ns µs]`},
-		{ok + "    overhead: 25\n", `c.yaml:6:15: links[0].overhead: time "25": no unit; known: [s ms us ns µs]`},
-		{ok + "    overhead: 2000s\n", `c.yaml:6:5: links[0].overhead: 2e+09 us; it is from 0 to 1e+09 us`},
 		{ok + "    algorithm: rign\n", `c.yaml:6:16: links[0].algorithm: unknown algorithm "rign"; did you mean "ring"?`},
 		{ok + "    bandwidth: 2Gbit\n", `c.yaml:6:5: mapping key "bandwidth" already defined at [5:5]`},
 		{ok + "  - name: a\n    bandwidth: 1Gbit\n", `c.yaml:6:5: links[1].name: "a" is already the name of links[0]`},
@@ -139,9 +134,6 @@ func TestReadErrors(t *testing.T) {
 		{ok + "servers: {count: 2, merge-rate: 1GiB/s, colocated: yes}\n", `c.yaml:6:52: servers.colocated: "yes" is neither true nor false`},
 		{ok + "overlap: 1e300\n", `c.yaml:6:1: overlap: 1e+300; it is from 0 to 1000000`},
 		{ok + "scale: 1e300\n", `c.yaml:6:1: scale: 1e+300; it is more than 0, at most 1000000, and 1 means as recorded`},
-		{ok + "contention: -1\n", `c.yaml:6:1: contention: -1; it is from 0 to 1000000`},
-		{ok + "work: 2\n", `c.yaml:6:7: work: time "2": no unit; known: [s ms us ns µs]`},
-		{ok + "work: 2e9s\n", `c.yaml:6:1: work: 2e+15 us; it is from 0 to 1e+12 us`},
 		{ok + "overlap: .inf\n", `c.yaml:6:10: overlap: ".inf" is not a number`},
 		{ok + "jitter: 1.5\n", "c.yaml:6:1: jitter: 1.5; it is from 0 to 1"},
 		{ok + "---\nversion: 1\n", "c.yaml:7:8: a second document; a cluster file has one"},

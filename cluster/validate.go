@@ -75,12 +75,6 @@ func (c *Cluster) Validate() error {
 	if !(c.Overlap >= 0 && c.Overlap <= MaxFactor) {
 		return faultf("overlap", "%v; it is from 0 to %d", c.Overlap, MaxFactor)
 	}
-	if !(c.Contention >= 0 && c.Contention <= MaxFactor) {
-		return faultf("contention", "%v; it is from 0 to %d", c.Contention, MaxFactor)
-	}
-	if !(c.Work >= 0 && c.Work <= MaxTime) {
-		return faultf("work", "%v us; it is from 0 to %g us", c.Work, MaxTime)
-	}
 	if err := checkFactor("", c.Scale, c.Jitter); err != nil {
 		return err
 	}
@@ -125,8 +119,6 @@ func (l *Link) check(path string) error {
 		return faultf(path+".algorithm", "unknown algorithm %d", l.Algorithm)
 	case !finite(l.Latency) || l.Latency < 0 || l.Latency > MaxLatency:
 		return faultf(path+".latency", "%v us; it is from 0 to %g us", l.Latency, MaxLatency)
-	case !(l.Overhead >= 0 && l.Overhead <= MaxLatency):
-		return faultf(path+".overhead", "%v us; it is from 0 to %g us", l.Overhead, MaxLatency)
 	case l.Bandwidth == 0 && len(l.Curve) == 0:
 		return faultf(path+".bandwidth", "missing, and there is no curve either")
 	case l.Bandwidth != 0 && !(l.Bandwidth >= 1 && finite(l.Bandwidth)):

@@ -22,9 +22,6 @@ func Write(w io.Writer, c *Cluster) error {
 			fmt.Fprintf(&b, "    bandwidth: %s\n", formatBandwidth(l.Bandwidth))
 		}
 		fmt.Fprintf(&b, "    latency: %s\n    algorithm: %v\n", formatTime(l.Latency), l.Algorithm)
-		if l.Overhead > 0 {
-			fmt.Fprintf(&b, "    overhead: %s\n", formatTime(l.Overhead))
-		}
 		if l.Medium != "" {
 			fmt.Fprintf(&b, "    medium: %s\n", quote(l.Medium))
 		}
@@ -51,14 +48,7 @@ func Write(w io.Writer, c *Cluster) error {
 			fmt.Fprintf(&b, "  merge-rate: %s/s\n", formatRate(s.MergeRate))
 		}
 	}
-	fmt.Fprintf(&b, "overlap: %s\n", number(c.Overlap))
-	if c.Work > 0 {
-		fmt.Fprintf(&b, "work: %s\n", formatTime(c.Work))
-	}
-	if c.Contention > 0 {
-		fmt.Fprintf(&b, "contention: %s\n", number(c.Contention))
-	}
-	fmt.Fprintf(&b, "scale: %s\njitter: %s\nseed: %d\n", number(c.Scale), number(c.Jitter), c.Seed)
+	fmt.Fprintf(&b, "overlap: %s\nscale: %s\njitter: %s\nseed: %d\n", number(c.Overlap), number(c.Scale), number(c.Jitter), c.Seed)
 	if len(c.Workers) > 0 {
 		b.WriteString("workers:\n")
 	}

@@ -4,11 +4,9 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"math/bits"
 	"slices"
 
 	"weft/cluster"
-	"weft/internal/median"
 )
 
 // Host is what the agent of one host knows of the iterations that were measured.
@@ -48,15 +46,17 @@ type Measured struct {
 const c10d = "c10d"
 
 const (
+	// maxOverlap bounds the slowdown that is believed: half the speed.
+	maxOverlap = 1
 	// maxPoints bounds what a worker may report of torch.distributed.
 	maxPoints = 64
 	// enough is the share of the backward pass that transfers must overlap with, or how
 	// much they slow it cannot be told.
-	enough = 0.02
+	enough = 0.1
 )
 
 // Cluster is what the training ran on: nodes of as many workers, joined by one link
-// whose latency and bandwidth explain the measured transfers, and what these take from
+// whose latency and bandwidth explain the measured transfers, and how much these slow
 // computation. Where several rails join the nodes, transfers went over the first; what the
 // others do is known by comparison, of all of them idle.
 func Cluster(hosts []Host, rails []cluster.Link) (*cluster.Cluster, *Measured, error) {
@@ -80,9 +80,8 @@ func Cluster(hosts []Host, rails []cluster.Link) (*cluster.Cluster, *Measured, e
 	if err := m.fit(c); err != nil {
 		return nil, nil, err
 	}
-	idle(c, rails)
-	overhead(c, hosts)
-	m.work(c, hosts)
+	beside(c, rails)
+	m.slowdown(c, hosts)
 	if r := hosts[0].Reports[0].C10D; r != nil {
 		if err := m.join(c, r); err != nil {
 			return nil, nil, fmt.Errorf("link %s: %w", c10d, err)
@@ -130,8 +129,7 @@ func (h *Host) spans(iteration int) (out []span) {
 	return out
 }
 
-// points are the median times of spans by bytes, of those beside which no worker computes:
-// they begin when the backward pass has ended. A host that starts before others waits
+// points are the median times of spans by bytes. A host that starts before others waits
 // for them, so an iteration's are those of the host that took least.
 func points(hosts []Host) (out []cluster.Point) {
 	times := map[int64][]float64{}
@@ -140,9 +138,6 @@ func points(hosts []Host) (out []cluster.Point) {
 		shortest := math.Inf(1)
 		for h := range hosts {
 			s, sum := hosts[h].spans(i), 0.0
-			if i%2 == 1 {
-				s = slices.DeleteFunc(s, func(x span) bool { return x.start < hosts[h].Passes[i].Last })
-			}
 			for _, x := range s {
 				sum += x.end - x.start
 			}
@@ -224,91 +219,70 @@ func (m *Measured) join(c *cluster.Cluster, r *C10D) error {
 	return nil
 }
 
-// idle takes from the rails, which were measured idle, what transfers of a training cannot
-// tell, for these are few, large and disturbed: the latency. A further rail has the bandwidth that
-// it has beside the first one idle, by that of the first one in the training.
-func idle(c *cluster.Cluster, rails []cluster.Link) {
+// beside adds the links of further rails. No transfer of a training has less latency than a
+// message on an idle rail, nor more bandwidth, though a line through few and disturbed times may say so. What transfers of a training
+// take more than messages on an idle rail, they take on each.
+func beside(c *cluster.Cluster, rails []cluster.Link) {
 	if len(rails) == 0 {
 		return
 	}
-	net, first := &c.Links[0], rails[0]
-	net.Latency = first.Latency
+	net, idle := &c.Links[0], rails[0]
+	net.Latency = max(net.Latency, idle.Latency)
 	if len(rails) == 1 {
 		return
 	}
-	net.Name, net.Medium = first.Name, first.Medium
-	share := min(1, net.Bandwidth/first.Bandwidth)
+	net.Name, net.Medium = idle.Name, idle.Medium
+	more, share := net.Latency-idle.Latency, min(1, net.Bandwidth/idle.Bandwidth)
 	for _, l := range rails[1:] {
+		l.Latency += more
 		l.Bandwidth = math.Round(l.Bandwidth * share)
 		c.Links = append(c.Links, l)
 	}
 }
 
-// overhead is what a transfer takes of workers and agents, however small it is: what a barrier
-// takes beside the latencies of its rounds, each of which has one among twice as many hosts. Who is early
-// at a barrier waits for the others, so it is what the last worker sees.
-func overhead(c *cluster.Cluster, hosts []Host) {
-	least := math.Inf(1)
-	for h := range hosts {
-		for _, r := range hosts[h].Reports {
-			least = min(least, r.Call)
-		}
-	}
-	rounds := max(1, bits.Len(uint(len(hosts)-1)))
-	for l := range c.Links {
-		x := &c.Links[l]
-		x.Overhead = math.Round(max(0, least-float64(rounds)*x.Latency)*1e3) / 1e3
-	}
-}
-
-// work compares backward passes with transfers beside them and without: what one takes
-// longer is what the bytes that were moved beside it take from it, whatever the time that
-// they took, on the worker where that is most, for the others wait for it. A transfer
-// that ends behind the pass counts by the part of its time within.
-// Contention is what transfers beside the pass take longer than the link does by itself,
-// on the host where that is least, for the others wait for it.
-func (m *Measured) work(c *cluster.Cluster, hosts []Host) {
+// slowdown compares backward passes with transfers beside them and without. A pass of
+// B us alone takes B + d with transfers under way for A us of it, in which computation
+// goes on at the rate 1/(1+s): (B + d - A) + A/(1+s) = B, so s = d / (A - d).
+func (m *Measured) slowdown(c *cluster.Cluster, hosts []Host) {
 	var found []float64
-	contention := math.Inf(1)
-	little, much := true, false
+	little := true
 	for h := range hosts {
-		var times, bytes []float64                     // beside the pass, by iteration
+		var beside []float64
 		for i := 1; i < len(hosts[h].Passes); i += 2 { // the others are quiet
-			p, time, moved := hosts[h].Passes[i], 0.0, 0.0
+			p, sum := hosts[h].Passes[i], 0.0
 			for _, x := range hosts[h].spans(i) {
-				if in := min(x.end, p.Last) - max(x.start, p.First); in > 0 {
-					time += in
-					moved += float64(x.bytes) * in / (x.end - x.start)
-				}
+				sum += max(0, min(x.end, p.Last)-max(x.start, p.First))
 			}
 			if p.Last > 0 {
-				times, bytes = append(times, time), append(bytes, moved)
+				beside = append(beside, sum)
 			}
 		}
-		beside, moved := median.Of(times), median.Of(bytes)
-		if cost, err := c.Cost(0, cluster.AllReduce, int64(moved)); err == nil && moved > 0 {
-			contention = min(contention, max(0, beside/cost.Total()-1))
+		if len(beside) == 0 {
+			continue
 		}
+		slices.Sort(beside)
+		a := beside[len(beside)/2]
 		for _, r := range hosts[h].Reports {
 			b := r.Phases["backward"]
-			if r.Overlapped == 0 || beside == 0 || beside < enough*b {
+			if r.Overlapped == 0 || a < enough*b {
 				continue
 			}
 			little = false
-			longer := max(0, r.Overlapped-b)
-			if most := cluster.MaxLoad * beside; longer > most {
-				longer, much = most, true
+			d := max(0, r.Overlapped-b)
+			if s := d / (a - d); a > d && s < maxOverlap {
+				found = append(found, s)
+			} else {
+				found = append(found, maxOverlap)
 			}
-			found = append(found, longer/moved*1e6)
 		}
 	}
 	if little {
 		m.Notes = append(m.Notes, fmt.Sprintf("transfers overlapped with less than %.0f %% of the backward pass: how much they slow it is not known, and taken to be nothing", 100*enough))
 		return
 	}
-	c.Contention = math.Round(contention*1e3) / 1e3
-	c.Work = math.Round(slices.Max(found)*1e3) / 1e3 // whom it slows most the others wait for
-	if much {
-		m.Notes = append(m.Notes, fmt.Sprintf("backward passes beside transfers took longer by more than %.0f %% of the time of these, which is taken: other programs may have disturbed them", 100*cluster.MaxLoad))
+	slices.Sort(found)
+	c.Overlap = math.Round(found[len(found)/2]*1e3) / 1e3
+	if c.Overlap == maxOverlap {
+		m.Notes = append(m.Notes, "backward passes beside transfers took more than these explain at half the speed of computation, which is taken: other programs may have disturbed them")
 	}
 }

@@ -33,9 +33,6 @@ type Report struct {
 	Iteration  float64 `json:"iteration,omitzero"`
 	Waited     float64 `json:"waited,omitzero"`
 	Overlapped float64 `json:"overlapped,omitzero"`
-	// Call is how long a barrier of all workers takes that nothing else goes on beside: the way
-	// from a worker to its agent, to the others and back. 0: not measured.
-	Call float64 `json:"call,omitzero"`
 	// Descent is of iterations before those that are measured; nil: not asked for, or not known.
 	Descent *Descent `json:"descent,omitzero"`
 	// C10D is what torch.distributed takes; nil: it is not used.
@@ -181,7 +178,7 @@ func (r *Report) check(tensors int) error {
 	if r.Iterations < 0 || r.Kept < 1 || r.Kept > r.Iterations {
 		return fmt.Errorf("its report is of %d iterations, %d of them kept", r.Iterations, r.Kept)
 	}
-	times := map[string]float64{"compute": r.Compute, "iteration": r.Iteration, "waited": r.Waited, "overlapped": r.Overlapped, "call": r.Call}
+	times := map[string]float64{"compute": r.Compute, "iteration": r.Iteration, "waited": r.Waited, "overlapped": r.Overlapped}
 	for phase, t := range r.Phases {
 		if _, ok := phases[phase]; !ok {
 			return fmt.Errorf("its report has a time of phase %q", fault.Short(phase))

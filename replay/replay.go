@@ -150,8 +150,8 @@ func playable(j *job.Job, c *cluster.Cluster, p *plan.Plan) (*cluster.Cluster, *
 	if c.World() > maxWorkers {
 		return nil, nil, nil, fmt.Errorf("a replay has at most %d workers, the cluster has %d", maxWorkers, c.World())
 	}
-	if on.Overlap > 0 || on.Work > 0 || on.Contention > 0 {
-		on.Overlap, on.Work, on.Contention = 0, 0, 0
+	if on.Overlap > 0 {
+		on.Overlap = 0
 		notes = append(notes, "computation is played, so transfers do not slow it as the cluster says; neither do they in the prediction")
 	}
 	on.Links = slices.Clone(c.Links)

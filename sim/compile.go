@@ -75,7 +75,6 @@ type transfer struct {
 	bucket      int32
 	bytes       int64
 	alpha, wire float64
-	load        float64 // on computation, while it is on a wire at full rate
 	sides       cluster.Sides
 	onDone      []ref // transfers that it releases
 	// Iterations of its generation, relative to its period. It does not exist
@@ -369,7 +368,6 @@ func (b *builder) transfer(p *plan.Plan, c *cluster.Cluster, l, i int, renumber 
 		return err
 	}
 	t.alpha, t.wire, t.sides = up(cost.Alpha), up(cost.Wire), c.Sides(x.Kind)
-	t.load = c.Load(l, x.Kind, t.bytes, t.wire/nsPerUs)
 	for _, g := range x.Gates {
 		switch g.Kind {
 		case plan.GradientReady:

@@ -27,14 +27,8 @@ type machine struct {
 	events heap // in real time
 	work   heap // ends of slowed ops, in the time that the slowed lanes' clock shows
 	clock  clock
-	slows  bool // transfers slow computation
-	// While lanes compute, the wires go at a share of their rate: pressed says that they do
-	// now, computing how many lanes there are.
-	press     float64
-	pressed   bool
-	computing int
-	flying    int // transfers in flight
-	steady    int // first iteration that counts in the result
+	flying int // transfers in flight
+	steady int // first iteration that counts in the result
 	// Meters: the links', and the readings at the start and the end of what counts.
 	sending   meter
 	from, end []meter
@@ -128,10 +122,8 @@ func newMachine(p *program, c *cluster.Cluster, workers []worker, iterations int
 	m.state = make([]*iteration, iterations)
 	m.ends = make([]float64, iterations)
 	m.clock = clock{slow: 1, rate: 1}
-	m.press = 1 / (1 + c.Contention)
 	if !p.recorded {
 		m.clock.slow = 1 / (1 + c.Overlap)
-		m.slows = c.Overlap > 0 || c.Work > 0
 	}
 	m.links = make([]linkState, len(p.links))
 	for l := range m.links {
@@ -379,7 +371,6 @@ func (m *machine) begin(w, l int32) {
 	if m.lanes[l].computes {
 		m.workers[w].meter.until(m.now)
 		m.workers[w].meter.running++
-		m.computes(1)
 	}
 	if m.ops[o].phase == job.Backward && !it.begun[w] {
 		it.begun[w] = true
@@ -387,17 +378,10 @@ func (m *machine) begin(w, l int32) {
 	}
 	t := m.duration(&m.workers[w], int(s.iteration), o)
 	e := event{at: m.now + t, kind: opDone, a: w, b: l}
-	if m.slows && m.lanes[l].computes {
+	if m.clock.slow < 1 && m.lanes[l].computes {
 		e.at, e.slowed = m.clock.at(m.now)+t, true
 	}
 	m.push(e)
-}
-
-// computes counts lanes that compute. When none does any more, or one again, wires go at
-// another rate, once all that happens at this time has happened.
-func (m *machine) computes(more int) {
-	m.computing += more
-	m.dirty = m.dirty || m.press < 1
 }
 
 func (m *machine) startBackward(i int, it *iteration) {
@@ -425,7 +409,6 @@ func (m *machine) finishOp(w, l int32) {
 	if m.lanes[l].computes {
 		m.workers[w].meter.until(m.now)
 		m.workers[w].meter.running--
-		m.computes(-1)
 	}
 
 	for _, d := range m.succ[o] {

@@ -29,8 +29,7 @@ import (
 //	cluster alpha=2 beta=1 [...]     all-reduce of S bytes takes alpha + beta·S us,
 //	                                 its halves half of that each; with
 //	                                 servers=colocated or servers=dedicated so
-//	                                 does a push, and a pull; overhead=1: each of them
-//	                                 another microsecond of the wire
+//	                                 does a push, and a pull
 //	run policy=NAME [...]            simulate a policy's plan
 //	run sends=(4,3+2,1) [...]        simulate a plan written here (see scriptedPlan)
 //	bound [servers]                  the synchronous lower bound
@@ -256,10 +255,6 @@ func scriptedCluster(t *testing.T, d *datadriven.TestData) *cluster.Cluster {
 				cluster.Point{Kind: k.kind, Bytes: 1, Time: a + b},
 				cluster.Point{Kind: k.kind, Bytes: 2, Time: a + 2*b})
 		}
-		if d.HasArg("overhead") { // no part of curves: two steps, and the bytes once through each port
-			c.Nodes = 2
-			link.Curve, link.Latency, link.Overhead = nil, alphas[l]/2, floats(t, d, "overhead")[0]
-		}
 		if d.HasArg("inflight") {
 			d.ScanArgs(t, "inflight", &link.InFlight)
 		}
@@ -270,12 +265,6 @@ func scriptedCluster(t *testing.T, d *datadriven.TestData) *cluster.Cluster {
 	}
 	if d.HasArg("servers") {
 		c.Servers = &cluster.Servers{Count: 4, Colocated: args(d, "servers")[0] == "colocated"}
-	}
-	if d.HasArg("work") {
-		c.Work = floats(t, d, "work")[0]
-	}
-	if d.HasArg("contention") {
-		c.Contention = floats(t, d, "contention")[0]
 	}
 	if d.HasArg("overlap") {
 		c.Overlap = floats(t, d, "overlap")[0]

@@ -1,10 +1,6 @@
 package sim
 
-import (
-	"slices"
-
-	"weft/cluster"
-)
+import "slices"
 
 // releaseAll counts one gate of each transfer as open. span is the op that
 // opened it, for the timeline's arrows.
@@ -32,14 +28,6 @@ func (m *machine) open(l int32, at int) {
 // once all else that happens at this time has happened.
 func (m *machine) dispatch() {
 	m.dirty = false
-	if pressed := m.computing > 0 && m.press < 1; pressed != m.pressed {
-		m.pressed = pressed
-		for side := range 2 {
-			for _, g := range m.media {
-				m.share(g, side, -1)
-			}
-		}
-	}
 	for l := range m.links {
 		s, p := &m.links[l], &m.program.links[l]
 		for s.head < len(s.inst) {
@@ -58,6 +46,7 @@ func (m *machine) dispatch() {
 			s.inFlight++
 			s.bytes += t.bytes
 			if m.flying++; m.flying == 1 {
+				m.clock.set(m.now, m.clock.slow)
 				m.sending.until(m.now)
 				m.sending.running = 1
 			}
@@ -69,32 +58,6 @@ func (m *machine) dispatch() {
 			}
 			s.head++
 		}
-	}
-	m.slow()
-}
-
-// slow sets the speed of computation by what is in flight now, and on the wires.
-func (m *machine) slow() {
-	if !m.slows {
-		return
-	}
-	rate, load := 1.0, 0.0
-	if m.flying > 0 {
-		rate = m.clock.slow
-	}
-	for l := range m.links {
-		ahead := int32(-1) // on the first wire
-		for side := range m.links[l].wires {
-			w := &m.links[l].wires[side]
-			if len(w.queue) > 0 && w.queue[0] != ahead {
-				ahead = w.queue[0]
-				load += m.at(l, ahead).load * w.rate
-			}
-		}
-	}
-	rate *= 1 - min(load, cluster.MaxLoad)
-	if rate != m.clock.rate {
-		m.clock.set(m.now, rate)
 	}
 }
 
@@ -110,13 +73,7 @@ func (m *machine) enqueue(l, side int, position int32) {
 func (m *machine) startWire(l, side int) {
 	w := &m.links[l].wires[side]
 	w.left = m.at(l, w.queue[0]).wire
-	m.share(m.medium(l), side, l)
-}
-
-// medium are the links that share one with a link, which is among them.
-func (m *machine) medium(l int) []int32 {
-	at := slices.IndexFunc(m.media, func(g []int32) bool { return slices.Contains(g, int32(l)) })
-	return m.media[at]
+	m.share(l, side)
 }
 
 func (m *machine) at(l int, position int32) *transfer {
@@ -126,9 +83,14 @@ func (m *machine) at(l int, position int32) *transfer {
 
 // share divides one side of a medium among the links that use it now, in
 // proportion to their bandwidth, so that together they never exceed its fastest
-// link; while lanes compute, less of it. What is first on the wire of link fresh has
-// been there for no time.
-func (m *machine) share(group []int32, side, fresh int) {
+// link.
+func (m *machine) share(l, side int) {
+	var group []int32
+	for _, g := range m.media {
+		if slices.Contains(g, int32(l)) {
+			group = g
+		}
+	}
 	var active, fastest float64
 	for _, k := range group {
 		fastest = max(fastest, m.program.links[k].bandwidth)
@@ -140,18 +102,15 @@ func (m *machine) share(group []int32, side, fresh int) {
 	if active > fastest {
 		rate = fastest / active
 	}
-	if m.pressed {
-		rate *= m.press
-	}
 	for _, k := range group {
 		w := &m.links[k].wires[side]
 		if len(w.queue) == 0 {
 			continue
 		}
-		if k != int32(fresh) && w.rate == rate {
+		if k != int32(l) && w.rate == rate {
 			continue // its event stands
 		}
-		if k != int32(fresh) {
+		if k != int32(l) {
 			w.left -= float64((m.now - w.updated) * w.rate)
 		}
 		w.rate, w.updated = rate, m.now
@@ -177,9 +136,8 @@ func (m *machine) finishWire(l, side int32, token uint64) {
 	if len(w.queue) > 0 {
 		m.startWire(int(l), int(side))
 	} else {
-		m.share(m.medium(int(l)), int(side), -1)
+		m.share(int(l), int(side))
 	}
-	m.slow()
 }
 
 func (m *machine) finishTransfer(l int32, at int) {
@@ -190,10 +148,10 @@ func (m *machine) finishTransfer(l int32, at int) {
 	s.bytes -= t.bytes
 	m.dirty = true
 	if m.flying--; m.flying == 0 {
+		m.clock.set(m.now, 1)
 		m.sending.until(m.now)
 		m.sending.running = 0
 	}
-	m.slow()
 	span := m.rec.transfer(l, at, x, t, m.now)
 	n := at / len(m.program.links[l].transfers)
 	for _, r := range t.onDone {

@@ -191,9 +191,6 @@ func Cluster(t *rapid.T) *cluster.Cluster {
 // Unequal draws what makes workers differ: scales, jitter, slowdown under overlap.
 func Unequal(t *rapid.T, c *cluster.Cluster) {
 	c.Overlap = float64(rapid.IntRange(0, 40).Draw(t, "overlap %")) / 100
-	c.Work = float64(rapid.IntRange(0, 10).Draw(t, "work us")) * 1000
-	c.Links[0].Overhead = float64(rapid.IntRange(0, 100).Draw(t, "overhead"))
-	c.Contention = float64(rapid.IntRange(0, 200).Draw(t, "contention %")) / 100
 	c.Jitter = float64(rapid.IntRange(0, 30).Draw(t, "jitter %")) / 100
 	c.Seed = rapid.Uint64().Draw(t, "seed")
 	for r := range c.World() {

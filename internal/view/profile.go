@@ -38,8 +38,7 @@ func Profile(x *Profiled) *cli.Report {
 		r.Facts = append(r.Facts,
 			cli.Fact{Label: "iteration as simulated, ms", Key: "simulated_us", Value: cli.Time(x.Predicted)},
 			cli.Fact{Label: "cluster", Key: "cluster", Value: workers(c)},
-			cli.Fact{Label: "taken by transfers, ms/MB", Key: "work_us", Value: cli.Time(c.Work)},
-			cli.Fact{Label: "transfers longer beside computation, %", Key: "contention", Value: cli.Percent(c.Contention)},
+			cli.Fact{Label: "slowdown by transfers, %", Key: "overlap", Value: cli.Percent(c.Overlap)},
 		)
 		t := cli.Table{Title: "Transfers", Key: "transfers", Columns: []cli.Column{
 			{Head: "bytes", Key: "bytes"}, {Head: "time\nus", Key: "time_us"}, {Head: "fitted\nus", Key: "fitted_us"}, {Head: "error\n%", Key: "error"},

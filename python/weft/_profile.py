@@ -10,7 +10,7 @@ import collections
 import contextlib
 import time
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import median
 from typing import Any, ContextManager, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
@@ -99,7 +99,7 @@ class Profile(Watch):
         self._events: List[Event] = []  # of the iteration that is being measured; none: none is
         self._times: List[float] = []  # of the events, seconds
         self._in_forward = self._in_backward = False
-        self._waited = self._broadcast = self._queued = 0.0  # in this iteration, seconds
+        self._waited = self._broadcast = 0.0  # in this iteration, seconds
         self._buffers = 0  # bytes
         self._held: List[Tuple[int, int]] = []
         self._measured: List[_Iteration] = []
@@ -121,14 +121,8 @@ class Profile(Watch):
             self._close()
             if not self._measures():
                 return
-        self._passed()
         self._in_forward, self._in_backward = True, False
         self._mark(FORWARD)
-
-    def _passed(self) -> None:
-        """A backward pass ends here, if there is one."""
-        if self._in_backward:
-            self._queued += _queued()
 
     def _call(self, number: int) -> None:
         if self._in_forward or self._in_backward:  # not an evaluation
@@ -155,7 +149,6 @@ class Profile(Watch):
             self.descent.reached()
         if self._events and not self._in_backward:
             self._in_forward, self._in_backward = False, True
-            self._queued -= _queued()
             self._mark(BACKWARD)
 
     def gradient(self, k: int) -> None:
@@ -172,7 +165,6 @@ class Profile(Watch):
         if self.descent is not None and self._iteration < self._first:
             self.descent.sent()
         if self._events:
-            self._passed()
             self._mark(SENT)
         for bucket, iteration in self._held:
             self._client.ready(bucket, iteration)
@@ -202,15 +194,6 @@ class Profile(Watch):
         if iteration >= self._first and self.descent is not None:
             self.descent.stop()
 
-    def _barriers(self) -> float:
-        """How long a barrier takes, microseconds: what any transfer takes of workers and agents, however small. All ranks call it."""
-        times = []
-        for _ in range(CALLS):
-            since = time.perf_counter()
-            self._client.call(kind="barrier")
-            times.append(time.perf_counter() - since)
-        return _us(times)
-
     def remove(self) -> None:
         self._reads.stop()
         if self.descent is not None:
@@ -237,14 +220,13 @@ class Profile(Watch):
             self._times.append(time.perf_counter())
             number = self._iteration - 1
             quiet = (number - self._first) % 2 == 0
-            self._measured.append(_Iteration(number, tuple(self._events), self._times, self._waited, self._broadcast, self._queued, quiet))
-        self._events, self._times, self._waited, self._broadcast, self._queued = [], [], 0.0, 0.0, 0.0
+            self._measured.append(_Iteration(tuple(self._events), self._times, self._waited, self._broadcast, quiet))
+        self._events, self._times, self._waited, self._broadcast = [], [], 0.0, 0.0
 
     def report(self) -> Dict[str, Any]:
         """What was measured, as docs/formats/client.md has it. Takes the hooks off."""
         self.remove()
         report = super().report()
-        call = self._barriers()  # whatever this rank has measured
         if self.descent is not None and self.descent.report():
             report["descent"] = self.descent.report()
         if not self._measured:
@@ -262,12 +244,11 @@ class Profile(Watch):
             phases={phase: _us(ops.total(t, phase) for t in times) for phase in PHASES},
             ops=[dict(op, time=_us(t[n] for t in times)) for n, op in enumerate(ops.ops)],
         )
-        report["global"], report["call"] = self._reads.seen, call
+        report["global"] = self._reads.seen
         if loud:
             report["iteration"] = _us(i.times[-1] - i.times[0] for i in loud)
             report["waited"] = _us(i.waited + i.broadcast for i in loud)
-            passes = {i.number: (ops.total(ops.times(i), "backward"), i.queued) for i in kept}
-            report["overlapped"] = round(report["phases"]["backward"] + _longer(passes, [i.number for i in loud]) * 1e6, 3)
+            report["overlapped"] = _us(ops.total(ops.times(i), "backward") for i in loud)
         if self.c10d:
             report["c10d"] = self.c10d
         if self._buffers:
@@ -276,19 +257,16 @@ class Profile(Watch):
 
 
 PHASES = ("forward", "backward", "update")
-CALLS = 21  # that are timed
 
 
 @dataclass(frozen=True)
 class _Iteration:
-    """Times are of the events, and one more, of the end; queued is how long the backward pass had to wait for a processor. Seconds."""
+    """Times are of the events, and one more, of the end. Seconds."""
 
-    number: int
     events: Tuple[Event, ...]
     times: List[float]
     waited: float
     broadcast: float
-    queued: float
     quiet: bool
 
 
@@ -405,37 +383,6 @@ class _GradientReads:
             self._on = False
             for p in self._parameters:
                 p.__class__ = torch.nn.Parameter
-
-
-def _queued() -> float:
-    """How long this thread was ready to run and had no processor, ever, seconds; 0 where the system does not tell."""
-    try:
-        with open("/proc/thread-self/schedstat") as f:
-            return int(f.read().split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return 0.0
-
-
-def _longer(passes: Dict[int, Tuple[float, float]], loud: Sequence[int]) -> float:
-    """What loud iterations' passes take longer than the quiet ones' around them, seconds: a machine's speed drifts more than that.
-
-    Passes are, by iteration, how long one takes and what it waits of that for a processor. What it waits is told apart from
-    other programs' doings well. The rest, caches and memory shared with others, is taken for noise unless three quarters of the pairs have it.
-    """
-    waits, rests = [0.0], [0.0]
-    pairs = []
-    for i in loud:
-        around = [passes[n] for n in (i - 1, i + 1) if n in passes]
-        if around:
-            took, waited = passes[i]
-            more = waited - sum(w for _, w in around) / len(around)
-            pairs.append((more, took - sum(t for t, _ in around) / len(around) - more))
-    if pairs:
-        waits, rests = zip(*pairs)  # type: ignore[assignment]
-    rest = median(rests)
-    if len(rests) > 1 and quantiles(rests, n=4, method="inclusive")[0] < 0:
-        rest = 0.0
-    return max(0.0, median(waits)) + max(0.0, rest)
 
 
 def _us(seconds: Iterable[float]) -> float:
