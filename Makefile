@@ -32,7 +32,7 @@ demo: build
 
 test: cc
 	CGO_ENABLED=1 go test -race -timeout 40m ./...
-	go test -run '^TestCompare$$' ./acceptance # has nothing for the race detector
+	go test -run 'Compare$$|Alloc' ./acceptance ./collective ./transport # the race detector finds nothing there, and allocates
 
 test-torch: build
 	@PYTHON=$(PYTHON) tools/need-torch
