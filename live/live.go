@@ -35,6 +35,7 @@ import (
 	"weft/job"
 	"weft/lab"
 	"weft/launch"
+	"weft/pilot"
 	"weft/plan"
 	"weft/policy"
 	"weft/policy/all"
@@ -156,6 +157,19 @@ func (r *Row) Against(other *Row) float64 {
 		all = append(all, r.Times[i]/other.Times[i])
 	}
 	return middle(all)
+}
+
+// Less is the time less that of another row, turn by turn, seconds: the mean, and half the width
+// of its 95 % confidence interval; NaN of fewer than two turns, and of a row and itself.
+func (r *Row) Less(other *Row) (mean, half float64) {
+	var all []float64
+	for i := range min(len(r.Times), len(other.Times)) {
+		all = append(all, r.Times[i]-other.Times[i])
+	}
+	if r == other || len(all) < 2 {
+		return math.NaN(), math.NaN()
+	}
+	return pilot.Interval(all)
 }
 
 // Error is by what share the prediction differs from the time.

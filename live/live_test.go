@@ -85,6 +85,21 @@ func TestAgainst(t *testing.T) {
 	}
 }
 
+// Turns of 3, 6 and 5 s beside 2, 4 and 2: longer by 1, 2 and 3, the mean 2 and the deviation
+// 1; t of two degrees of freedom is 4.3027, by the root of 3. A fourth turn has no other.
+func TestLess(t *testing.T) {
+	a, b := Row{Times: []float64{3, 6, 5, 100}}, Row{Times: []float64{2, 4, 2}}
+	if mean, half := a.Less(&b); mean != 2 || math.Abs(half-4.3027/math.Sqrt(3)) > 1e-4 {
+		t.Errorf("%v ± %v", mean, half)
+	}
+	b.Times = b.Times[:1]
+	for _, other := range []*Row{&a, &b} {
+		if mean, half := a.Less(other); !math.IsNaN(mean) || !math.IsNaN(half) {
+			t.Errorf("of itself, or one turn: %v ± %v", mean, half)
+		}
+	}
+}
+
 // Of what is predicted or measured alone there is no error.
 func TestErrors(t *testing.T) {
 	none := math.NaN()

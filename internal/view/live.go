@@ -23,6 +23,10 @@ func Live(cases []live.Case) *cli.Report {
 		{Head: "by the\nfirst", Key: "relative"}, {Head: "speed-\nup", Key: "speedup"}, {Head: "predic-\nted ms", Key: "predicted_us"}, {Head: "error\n%", Key: "error"},
 		{Head: "gap\n%", Key: "gap"},
 	}}
+	less := cli.Table{Key: "differences", Columns: []cli.Column{
+		{Head: "model", Key: "model"}, {Head: "coverage", Key: "coverage"}, {Head: "schedule", Key: "schedule"}, {Head: "less", Key: "first"},
+		{Head: "ms", Key: "difference_us"}, {Head: "± (95 %)", Key: "difference_95_us"},
+	}}
 	var notes, timelines []string
 	for i := range cases {
 		x := &cases[i]
@@ -47,6 +51,11 @@ func Live(cases []live.Case) *cli.Report {
 				cellOf(r.Error(), func(v float64) any { return cli.Percent(v) }),
 				cellOf(r.Gap(), func(v float64) any { return cli.Percent(v) }),
 			}})
+			if mean, half := r.Less(&x.Rows[0]); !math.IsNaN(mean) {
+				less.Rows = append(less.Rows, cli.Row{Cells: []any{
+					x.Model, x.Coverage, r.Schedule.Name, x.Rows[0].Schedule.Name, cli.Time(mean * 1e6), cli.Time(half * 1e6),
+				}})
+			}
 		}
 		if one, all := x.Fastest(); one != nil && all != nil {
 			notes = append(notes, fmt.Sprintf("%s at coverage %g: %s over all rails takes %.1f ms, %s on one %.1f ms: %.2f times as fast",
@@ -54,6 +63,9 @@ func Live(cases []live.Case) *cli.Report {
 		}
 	}
 	tables := []cli.Table{t}
+	if len(less.Rows) > 0 {
+		tables = append(tables, less)
+	}
 	if errors := live.Errors(cases); len(errors) > 0 {
 		tables = append(tables, cli.Table{Key: "errors", Columns: []cli.Column{
 			{Head: "predictions", Key: "predictions"}, {Head: "error, median, %", Key: "median_error"}, {Head: "error, worst, %", Key: "worst_error"},
