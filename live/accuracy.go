@@ -2,7 +2,6 @@ package live
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"math"
@@ -51,20 +50,20 @@ func given(kind, dir string) error {
 		}
 		return nil
 	}
-	found := errors.New("found")
+	found := false
 	err := fs.WalkDir(os.DirFS(dir), ".", func(name string, d fs.DirEntry, err error) error {
-		if err == nil && !d.IsDir() && strings.HasSuffix(name, ".go") {
-			return found
+		if found = err == nil && !d.IsDir() && strings.HasSuffix(name, ".go"); found {
+			return fs.SkipAll
 		}
 		return err
 	})
-	switch err {
-	case found:
-		return nil
-	case nil:
+	switch {
+	case err != nil:
+		return fmt.Errorf("--%s: %s: %w", kind, dir, err)
+	case !found:
 		return fmt.Errorf("--%s: there is no Go source in %s", kind, dir)
 	}
-	return fmt.Errorf("--%s: %s: %w", kind, dir, err)
+	return nil
 }
 
 // Tolerance is by how much a score may be worse than one that it is compared with.

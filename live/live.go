@@ -467,34 +467,39 @@ func readTrained(name string) (*trained, error) {
 	return t, nil
 }
 
-// enter takes the directory for a study of one kind, until leave. Trainings in it go on only
+// enter takes the directory for one study, until leave. Trainings of a kind go on in it only
 // with the settings with which they began, as flags: the names of files do not tell them apart.
 func (s *study) enter(ctx context.Context, kind, settings string) (leave func() error, err error) {
-	settings = "--python " + s.Python + " " + settings
+	dir, err := os.Open(s.Dir)
+	if err != nil {
+		return nil, err
+	}
+	if syscall.Flock(int(dir.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+		err = fmt.Errorf("another study is writing to %s: give another --out, or wait for it", s.Dir)
+	} else {
+		err = s.settled(ctx, kind, "--python "+s.Python+" "+settings)
+	}
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return dir.Close, nil
+}
+
+// settled notes the settings of the first study of a kind in the directory, and refuses others.
+func (s *study) settled(ctx context.Context, kind, settings string) error {
 	name := s.file(kind, "settings")
 	b, err := os.ReadFile(name)
-	began := strings.TrimSpace(string(b))
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		err = atomicfile.Write(ctx, name, func(w io.Writer) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return atomicfile.Write(ctx, name, func(w io.Writer) error {
 			_, err := fmt.Fprintln(w, settings)
 			return err
 		})
-	case err == nil && !strings.HasSuffix(settings, began): // which said nothing of Python once
+	}
+	if began := strings.TrimSpace(string(b)); err == nil && began != settings {
 		err = fmt.Errorf("trainings in %s were made with %s, not %s: give another --out, or these", s.Dir, began, settings)
 	}
-	if err != nil {
-		return nil, err
-	}
-	f, err := os.Open(name)
-	if err == nil && syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
-		f.Close()
-		err = fmt.Errorf("another study is writing to %s: give another --out, or wait for it", s.Dir)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return f.Close, nil
+	return err
 }
 
 func (s *study) step() {
